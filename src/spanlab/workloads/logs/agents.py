@@ -16,7 +16,7 @@ from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, NOT_REPORTED, Momen
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row
 from spanlab.workloads.logs.source import FOLDER, LOG_FORMATS, LogFile, LogFormat, by_time, folder_has, parse_object
-from spanlab.workloads.logs.usage import counted, output_in
+from spanlab.workloads.logs.usage import count_of, counted, output_in
 
 FRONT = "system prompt and tools, which the log does not have"
 UNSEEN = (
@@ -127,8 +127,7 @@ def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Cal
 
 def output_of(usage: Any) -> int:
     """Return the output tokens that a usage reports; 0 if it reports none."""
-    value = usage.get("output_tokens") if isinstance(usage, dict) else None
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else 0
+    return int(np.nan_to_num(count_of(usage, "output_tokens")))
 
 
 # ------------------------------------------------------------------------------

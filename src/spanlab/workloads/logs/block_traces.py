@@ -22,6 +22,7 @@ from spanlab.workloads.logs.source import (
     parse_object,
 )
 from spanlab.workloads.logs.spans import WITHHELD
+from spanlab.workloads.logs.usage import first_count
 
 #: Tokens per block that are tried where a trace does not name them.
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -31,9 +32,9 @@ def _fitting_size(file: LogFile, tokens: tuple[str, ...], keys: str) -> int | No
     """Return the tokens per block with one key per full block in most prompts; None if no size fits most of them."""
     prompts: list[tuple[int, int]] = []
     for row in map(Row, head_rows(file)):
-        length, ids = row.get(*tokens), row.get(keys)
-        if isinstance(ids, list) and ids and type(length) is int and length > 0:
-            prompts.append((length, len(ids)))
+        length, ids = first_count(row.fields, *tokens), row.get(keys)
+        if isinstance(ids, list) and ids and length > 0:
+            prompts.append((int(length), len(ids)))
     if not prompts:
         return None
     fitting = {size: sum(length // size == count for length, count in prompts) for size in SIZES}

@@ -142,8 +142,10 @@ def _declared_size(row: Row) -> int:
 
 
 def _has_id_per_block(row: Row, size: int) -> bool:
-    tokens = row.get("input_length")
-    return isinstance(tokens, int) and -(-tokens // size) == len(row.get("hash_ids"))
+    try:
+        return -(-row.count("input_length") // size) == len(row.get("hash_ids"))
+    except BadFieldError:  # which the reader reports with its line
+        return False
 
 
 def _mooncake_read_entries(file: LogFile) -> Iterator[Entry]:

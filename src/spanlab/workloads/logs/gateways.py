@@ -355,7 +355,7 @@ def _helicone(row: Row) -> Span:
     wait, first = row.duration("delay_ms", "latency", scale=1e-3), row.duration("time_to_first_token", scale=1e-3)
     properties = unpacked(row.get("request_properties", "properties"))
     properties = Row(properties if isinstance(properties, dict) else {})
-    session, status = properties.label(*_SESSIONS), row.get("response_status")
+    session, status = properties.label(*_SESSIONS), count_of(row.fields, "response_status")
     span = Span(
         "",
         "",
@@ -365,7 +365,7 @@ def _helicone(row: Row) -> Span:
         start + wait if end is None and start is not None and wait is not None else np.nan if end is None else end,
         not any(f"/{word}" in path for word in _NO_PROMPT),
         kind=path.rpartition("/")[2] or "other",
-        failed=isinstance(status, (int, float)) and not 200 <= status < 400,
+        failed=status < 200 or status >= 400,
     )
     if row.get("cache_reference_id") not in (None, "", _OWN_CACHE):
         span.is_call, span.kind = False, "answered by Helicone's own cache"
@@ -426,7 +426,7 @@ def _is_portkey(row: dict[str, Any]) -> bool:
 def _portkey(row: Row) -> Span:
     name, session = row.label("id"), row.label("trace_id")
     start, wait = row.seconds("created_at"), row.duration("response_time", scale=1e-3)
-    status, path = row.get("response_status_code"), str(row.get("request_url") or "")
+    status, path = count_of(row.fields, "response_status_code"), str(row.get("request_url") or "")
     span = Span(
         "",
         "",
@@ -436,7 +436,7 @@ def _portkey(row: Row) -> Span:
         np.nan if start is None or wait is None else start + wait,
         not any(f"/{word}" in path for word in _NO_PROMPT),
         kind=path.rpartition("/")[2] or "other",
-        failed=str(row.get("is_success")).lower() in ("0", "false") or (isinstance(status, int) and status >= 400),
+        failed=str(row.get("is_success")).lower() in ("0", "false") or status >= 400,
     )
     if str(row.get("cache_status")).upper() in ("HIT", "SEMANTIC HIT"):
         span.is_call, span.kind = False, "answered by Portkey's own cache"

@@ -13,7 +13,7 @@ from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.openai import FAILED
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual, record_of
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, head_rows, lengths_only, parse_object
-from spanlab.workloads.logs.usage import OUTPUTS, count_of, inclusive, usage_of
+from spanlab.workloads.logs.usage import count_of, counted, inclusive, output_in, usage_in
 
 NO_LENGTH = "requests without a length of their prompt"
 IN_TURN = "the benchmarks of a report follow each other in time: their requests are one log"
@@ -216,10 +216,14 @@ def openai_answers() -> LogFormat:
 def _answer_of(row: Row) -> dict[str, Any] | None:
     """Return the answer in a line; None if there is none."""
     for value in (row.fields, row.get("response.body"), row.get("response")):
-        if isinstance(value, dict) and value.get("object") in _OBJECTS:
+        if isinstance(value, dict) and (value.get("object") in _OBJECTS or _is_of_gemini(value)):
             return value
     message = row.get("result.message")
     return message if isinstance(message, dict) and message.get("type") == "message" else None
+
+
+def _is_of_gemini(answer: dict[str, Any]) -> bool:
+    return isinstance(answer.get("usageMetadata", answer.get("usage_metadata")), dict)
 
 
 def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
@@ -227,28 +231,24 @@ def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
     answer = _answer_of(row)
     if answer is None:
         response, result = row.get("response"), row.get("result.type")
-        if "custom_id" in row.fields and response is None and result != "succeeded":  # of a batch
+        if {"custom_id", "key"} & row.fields.keys() and response is None and result != "succeeded":  # of a batch
             file.set_aside(FAILED)
             return
         if response is not None:
             raise BadFieldError("response", f"an object with a body{actual(response)}")
         raise BadFieldError("object", f"{', '.join(_OBJECTS)}{actual(row.get('object'))}")
-    reported = Row({"usage": answer.get("usage")})
-    usage = usage_of(reported)
+    reported = usage_in(answer)
+    usage = counted(reported)
     if np.isnan(usage.prompt):
         file.set_aside(NO_LENGTH)
         return
-    output = next((count for name in OUTPUTS if not np.isnan(count := _count(reported, name))), 0.0)
-    at = Row(answer).seconds("created", "created_at")
-    model = Row(answer).label("model")
+    output = np.nan_to_num(output_in(reported))
+    at = Row(answer).seconds("created", "created_at", "createTime")
+    model = Row(answer).label("model", "modelVersion", "model_version")
     yield replace(
         lengths_only(int(usage.prompt), 0, at, int(output)),
         line=line,
         usage=usage,
         identity=() if model is None else (("model", model),),
-        record=record_of(row, "id", "response.request_id", "custom_id"),
+        record=record_of(row, "id", "response.request_id", "custom_id", "key", "responseId"),
     )
-
-
-def _count(row: Row, path: str) -> float:
-    return count_of({"count": row.get(path)}, "count")

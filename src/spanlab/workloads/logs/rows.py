@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -19,6 +22,33 @@ _LARGEST_COUNT = np.iinfo(np.int32).max
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 #: Ranges of dates as milliseconds, microseconds and nanoseconds since 1970, from 2001 on.
 _EPOCHS = {1e-3: (1e12, 1e13), 1e-6: (1e15, 1e16), 1e-9: (1e18, 1e19)}
+
+
+#: What other writers put into JSON, although it is none: no numbers, and halves of characters beyond 16 bits.
+_NO_JSON = re.compile(rb"\b(NaN|Infinity)\b|\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: bytes | str, loads: Callable[[Any], Any] = orjson.loads) -> Any:
+    """Return the value of a JSON text; NaN and infinite numbers are null, and halves of characters question marks.
+
+    Raises orjson.JSONDecodeError for any other text that is no JSON.
+    """
+    try:
+        return loads(text)
+    except orjson.JSONDecodeError:
+        data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+        if _NO_JSON.search(data) is None:
+            raise
+        try:
+            value = json.loads(data, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            value = _NO_JSON
+        if value is _NO_JSON:
+            raise
+        return orjson.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+_SLASHES = re.compile(r"\A(\d{4})/(\d\d)/")
 
 
 class BadFieldError(ValueError):
@@ -117,7 +147,8 @@ class Row:
                 scale = next((unit for unit, (least, end) in _EPOCHS.items() if least <= number < end), scale)
             return number * scale
         try:
-            date = datetime.fromisoformat(value.strip().removesuffix(" UTC"))  # as BigQuery writes it
+            # BigQuery writes UTC behind a date, and some programs slashes in it
+            date = datetime.fromisoformat(_SLASHES.sub(r"\1-\2-", value.strip().removesuffix(" UTC")))
             return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not every value is a text
             raise BadFieldError(names[0], f"a number or a date{actual(value)}") from error

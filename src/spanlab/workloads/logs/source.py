@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import heapq
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from spanlab.workloads.files import Content, open_unpacked
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import Counters, Unread
 from spanlab.workloads.logs.rates import rates_of
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, parse_json
 
 # ------------------------------------------------------------------------------
 # Input of log formats: files and folders, numbered lines, and what is refused, set aside or remarked.
@@ -151,11 +152,14 @@ class LogFile:
                 return None
             raise ValueError(f"log={self.path}: {self._too_long('one JSON value')}")
         try:
-            value = orjson.loads(text.removeprefix(_BOM))
+            value = parse_json(text.removeprefix(_BOM))
         except orjson.JSONDecodeError as error:
             if is_object and first.strip() != b"{":  # lines, of which the first is damaged
                 return None
-            raise ValueError(f"log={self.path}: expected one complete JSON value, but {error}") from error
+            values = _values_in(text) if is_object else None
+            if values is None:
+                raise ValueError(f"log={self.path}: expected one complete JSON value, but {error}") from error
+            return values
         return value if isinstance(value, list) else [value]
 
     def items(self) -> Iterator[tuple[int, Any]]:
@@ -274,6 +278,21 @@ class LogFormat:
     marks: tuple[frozenset[str], ...] = ()
 
 
+def _values_in(text: bytes) -> list[Any] | None:
+    """Return the JSON values of a text that stand one behind another, each over many lines; None if one is damaged."""
+    decoder, values, offset = json.JSONDecoder(), list[Any](), 0
+    try:
+        decoded = text.removeprefix(_BOM).decode()
+        while offset < len(decoded):
+            value, offset = decoder.raw_decode(decoded, offset)
+            values.append(value)
+            while decoded[offset : offset + 1].isspace():
+                offset += 1
+    except (ValueError, RecursionError):
+        return None
+    return values
+
+
 def header_count(file: LogFile, header: Row, name: str) -> int:
     """Return a whole number from 1 up of a file's first line; ValueError names that line."""
     try:
@@ -311,7 +330,7 @@ def folder_has(
 def has_row(file: LogFile, recognises: Callable[[dict[str, Any]], bool], *, in_folder: bool) -> bool:
     """Return whether a file has such a row; a file in a folder may be anything, also broken JSON."""
     try:
-        rows = head_rows(file) if file.head.lstrip()[:1] in (b"{", b"[") else []
+        rows = head_rows(file)
     except ValueError:
         if not in_folder:
             raise
@@ -372,7 +391,7 @@ def parse_object(item: Any, loads: Callable[[bytes], Any] = orjson.loads) -> Row
     row = item
     if isinstance(item, bytes):
         try:
-            row = loads(item)
+            row = parse_json(item, loads)
         except orjson.JSONDecodeError as error:
             raise BadFieldError("line", "JSON") from error
     if not isinstance(row, dict):

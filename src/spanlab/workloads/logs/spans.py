@@ -18,7 +18,7 @@ from spanlab.workloads.logs.bodies import as_json
 from spanlab.workloads.logs.log import Entry, Identity, hash_name
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, parse_json
 from spanlab.workloads.logs.source import LogFile, parse_object
 from spanlab.workloads.logs.usage import inclusive
 
@@ -247,7 +247,7 @@ def unpacked(value: Any) -> Any:
     """Return the JSON that a text holds; any other value as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
-            return orjson.loads(value)
+            return parse_json(value)
         except orjson.JSONDecodeError:
             return value
     return value

@@ -17,7 +17,7 @@ from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has, has_row, head_rows, parse_object
 from spanlab.workloads.logs.spans import message_of, unpacked
-from spanlab.workloads.logs.usage import OUTPUTS, usage_of
+from spanlab.workloads.logs.usage import count_of, counted, output_in
 
 
 @dataclass
@@ -176,9 +176,9 @@ def _calls_of(row: Row, file: LogFile) -> Iterator[_Call]:
             yield from _calls_of(Row(attempt), file)
         return
     calls = [*(_mini_calls(row, file) if row.get("trajectory") is None else _steps(row, file))]
-    counted = row.get("info.model_stats.api_calls")
-    if isinstance(counted, int) and counted != len(calls):
-        file.set_aside("calls that model_stats counts beyond those of the trajectories", max(0, counted - len(calls)))
+    beyond = count_of(row.get("info.model_stats"), "api_calls") - len(calls)
+    if beyond > 0:
+        file.set_aside("calls that model_stats counts beyond those of the trajectories", int(beyond))
     yield from calls
 
 
@@ -230,8 +230,8 @@ def _call_of(
 ) -> _Call:
     """Return the call that a message answers, with the usage and the time in its field `extra`."""
     row = Row(message)
-    reported = Row({"usage": row.get("extra.response.usage", "extra.usage", "response.usage", "usage")})
-    output = reported.get(*OUTPUTS)
+    usage = row.get("extra.response.usage", "extra.usage", "response.usage", "usage")
+    output = output_in(usage)
     try:
         end = row.seconds("extra.timestamp", "timestamp")
         started = row.seconds("extra.started", "extra.start_time")
@@ -243,11 +243,9 @@ def _call_of(
         end if started is None else started,
         np.nan if end is None else end,
         wait,
-        usage_of(reported),
+        counted(usage),
         record=None if (name := row.get("extra.response.id", "response.id")) is None else str(name),
-        output=int(output)
-        if isinstance(output, int) and not isinstance(output, bool) and 0 <= output < 1 << 31
-        else None,
+        output=None if np.isnan(output) else int(output),
     )
 
 
@@ -275,14 +273,21 @@ def _mini_calls(row: Row, file: LogFile) -> Iterator[_Call]:
 
 def _timed(calls: Iterator[_Call], messages: list[dict[str, Any]]) -> Iterator[_Call]:
     """Yield calls that begin at the time of the message before them, where messages have times."""
-    times = [Row(message).get("extra.timestamp", "timestamp") for message in messages]
-    known = [time if isinstance(time, (int, float)) and not isinstance(time, bool) else None for time in times]
+    known = list(map(_time_of, messages))
     for call in calls:
         index = len(call.body["messages"]) - 1
         before = known[index] if index < len(known) else None
         if call.at is not None and before is not None:
-            call.at = min(call.at, float(before))
+            call.at = min(call.at, before)
         yield call
+
+
+def _time_of(message: dict[str, Any]) -> float | None:
+    """Return the time of a message; None if it has none, or one that is no time."""
+    try:
+        return Row(message).seconds("extra.timestamp", "timestamp")
+    except BadFieldError:
+        return None
 
 
 def _cleaned(message: dict[str, Any]) -> dict[str, Any]:

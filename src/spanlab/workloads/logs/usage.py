@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
-from spanlab.workloads.logs.rows import Row
+from spanlab.workloads.logs.rows import Row, parse_json
 
 _PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
 _PLACES += ("modelOutput.usage", "full_response.usage")
@@ -84,7 +84,7 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
         whole = answer.lstrip()[:1] == "["
         for line in [answer] if whole else answer.splitlines():
             try:
-                value = orjson.loads(line.removeprefix("data:").strip() or "null")
+                value = parse_json(line.removeprefix("data:").strip() or "null")
             except orjson.JSONDecodeError:
                 continue
             yield from _events(value if whole else [value])
