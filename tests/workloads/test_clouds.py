@@ -217,13 +217,18 @@ def test_records_of_invocations_have_the_counts_of_the_provider(tmp_path: Path):
     assert log.tenant_names == ("role/ann",)
 
 
-@pytest.mark.parametrize("shape", ["events", "message", "text", "folder"])
+@pytest.mark.parametrize("shape", ["events", "message", "text", "folder", "query"])
 def test_every_export_of_invocations_reads_alike(tmp_path: Path, shape: str):
     records = invocations()
     events = [{"eventId": str(number), "message": json.dumps(record)} for number, record in enumerate(records)]
     path = tmp_path / "export"
     if shape == "events":
         path.write_text(json.dumps({"events": events, "searchedLogStreams": []}, indent=1))
+    elif shape == "query":
+        found = [
+            [{"field": "@message", "value": event["message"]}, {"field": "@ptr", "value": "x"}] for event in events
+        ]
+        path.write_text(json.dumps({"results": found, "status": "Complete"}))
     elif shape == "folder":
         (path / "2026" / "11").mkdir(parents=True)
         for number, record in enumerate(records):

@@ -26,6 +26,10 @@ def with_field(field: bytes) -> Callable[[Rows], bytes]:
     return lambda rows: b"\n".join(b'{"zz_later": %b, %b' % (field, orjson.dumps(row)[1:]) for row in rows)
 
 
+def docker_line(row: dict[str, Any]) -> dict[str, Any]:
+    return {"log": orjson.dumps(row).decode() + "\n", "stream": "stdout"}
+
+
 WRITERS: dict[str, Callable[[Rows], bytes]] = {
     "no numbers": with_field(b"[NaN, -Infinity]"),  # as Python's json writes them
     "half a character": with_field(rb'"cut \ud83d"'),  # as JavaScript cuts texts
@@ -33,6 +37,16 @@ WRITERS: dict[str, Callable[[Rows], bytes]] = {
     "array": lambda rows: b"\xef\xbb\xbf" + orjson.dumps(rows),
     "line ends": lambda rows: b"\xef\xbb\xbf\r\n" + b"\r\n\r\n".join(map(orjson.dumps, rows)),
     "no end": lambda rows: b"\n".join(map(orjson.dumps, rows)),
+    "docker": lambda rows: b"\n".join(orjson.dumps(docker_line(row)) for row in rows),
+    "journal": lambda rows: b"\n".join(
+        orjson.dumps({"MESSAGE": orjson.dumps(row).decode(), "__REALTIME_TIMESTAMP": "1", "_PID": "7"}) for row in rows
+    ),
+    "cloud": lambda rows: orjson.dumps([{"jsonPayload": row, "insertId": "a", "resource": {}} for row in rows]),
+    "events": lambda rows: b"\n".join(
+        orjson.dumps({"message": orjson.dumps(row).decode(), "ingestionTime": 7, "eventId": "a"}) for row in rows
+    ),
+    "times": lambda rows: b"\n".join(b"2026-11-02T09:00:00.123456789Z " + orjson.dumps(row) for row in rows),
+    "kubernetes": lambda rows: b"\n".join(b"2026-11-02T09:00:00+01:00 stdout F " + orjson.dumps(row) for row in rows),
     "escapes": lambda rows: "\n".join(json.dumps(row, sort_keys=True) for row in rows).encode(),
 }
 
@@ -90,6 +104,17 @@ def texts_of(value: Any) -> Any:
     if isinstance(value, list):
         return [texts_of(item) for item in value]
     return str(value) if type(value) in (int, float) else value
+
+
+def test_time_of_a_collector_is_that_of_a_line_without_one(tmp_path: Path):
+    body = {"messages": [{"role": "user", "content": "a text"}]}
+    rows = [docker_line(body) | {"time": f"2026-11-02T09:00:0{number}.5Z"} for number in (1, 4)]
+    rows.append(docker_line(body | {"time": "2026-11-02T09:00:06.5Z"}) | {"time": "2026-11-02T10:00:00Z"})
+    log = read(tmp_path, b"\n".join(map(orjson.dumps, rows)))
+    assert log.arrived_ns.tolist() == [0, 3 * 10**9, 5 * 10**9]
+    other = {"log": "server started\n", "stream": "stderr"}
+    with pytest.raises(ValueError, match=r"log.jsonl:4: messages: expected a list of messages"):
+        read(tmp_path, b"\n".join(map(orjson.dumps, [*rows, other])))
 
 
 def test_damaged_value_behind_another_is_no_log(tmp_path: Path):

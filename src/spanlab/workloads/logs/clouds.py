@@ -76,6 +76,12 @@ def _records_in(row: Mapping[str, Any]) -> list[Any]:
     for name in ("events", "Records", "records"):
         if isinstance(row.get(name), list):
             return [record for inner in row[name] for record in (_records_in(inner) if isinstance(inner, dict) else [])]
+    if isinstance(row.get("results"), list):  # of a query in Logs Insights: lists of fields with values
+        rows = [fields for fields in row["results"] if isinstance(fields, list)]
+        named = [
+            {str(each.get("field")): each.get("value") for each in fields if isinstance(each, dict)} for fields in rows
+        ]
+        return [record for inner in named for record in _records_in(inner)]
     for name in ("message", "@message"):
         message = unpacked(row.get(name))
         if isinstance(message, dict) and "schemaType" in message:

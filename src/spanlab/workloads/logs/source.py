@@ -23,6 +23,7 @@ from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import Counters, Unread
 from spanlab.workloads.logs.rates import rates_of
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual, parse_json
+from spanlab.workloads.logs.wrappers import unwrapped, without_prefix
 
 # ------------------------------------------------------------------------------
 # Input of log formats: files and folders, numbered lines, and what is refused, set aside or remarked.
@@ -310,7 +311,7 @@ def first_row(file: LogFile) -> dict[str, Any]:
 def head_rows(file: LogFile) -> list[dict[str, Any]]:
     """Return the JSON objects among the first lines, or the first items of a JSON document."""
     if file.document is not None:
-        return [item for item in file.document[:1000] if isinstance(item, dict)]
+        return [unwrapped(item) for item in file.document[:1000] if isinstance(item, dict)]
     lines = file.head.splitlines(keepends=True)
     rows = [row for line in lines if (row := json_object(line)) is not None]
     if not rows and file.head[:1] == b"{" and len(lines) == 1:  # a single line, longer than the head
@@ -391,10 +392,12 @@ def parse_object(item: Any, loads: Callable[[bytes], Any] = orjson.loads) -> Row
     row = item
     if isinstance(item, bytes):
         try:
-            row = parse_json(item, loads)
+            row = parse_json(without_prefix(item), loads)
         except orjson.JSONDecodeError as error:
             raise BadFieldError("line", "JSON") from error
-    if not isinstance(row, dict):
+    if isinstance(row, dict):
+        row = unwrapped(row)
+    else:
         raise BadFieldError("line", f"a JSON object{actual(item.decode() if isinstance(item, bytes) else item)}")
     return Row(row)
 
