@@ -111,6 +111,29 @@ class CodexSession:
         self.line("event_msg", {"type": "token_count", "info": info, "rate_limits": {}})
 
 
+def gemini_message(name: str, second: float, kind: str, content: Any, **fields: Any) -> dict[str, Any]:
+    """Return a message of Gemini CLI."""
+    return {"id": name, "timestamp": clock(second), "type": kind, "content": content, "model": "g"} | fields
+
+
+def gemini_tokens(prompt: int, cached: int, output: int, thoughts: int = 0, tool: int = 0) -> dict[str, int]:
+    """Return counts as Gemini CLI writes them."""
+    total = prompt + output + thoughts + tool
+    counted = {"input": prompt, "output": output, "cached": cached, "thoughts": thoughts}
+    return counted | {"tool": tool, "total": total}
+
+
+def gemini_session() -> list[dict[str, Any]]:
+    """Return the lines of a session of Gemini CLI with two calls."""
+    return [
+        {"sessionId": "s1", "projectHash": "h", "startTime": clock(0), "lastUpdated": clock(0), "kind": "main"},
+        gemini_message("u1", 1, "user", "which of the settings are read first?"),
+        gemini_message("g1", 3, "gemini", "those of the project", tokens=gemini_tokens(900, 0, 6, 4)),
+        gemini_message("u2", 9, "user", [{"text": "and then?"}]),
+        gemini_message("g2", 11, "gemini", "those of the user", tokens=gemini_tokens(940, 880, 5)),
+    ]
+
+
 def codex_session() -> list[dict[str, Any]]:
     """Return a session with two calls, of which the first count is repeated."""
     session = CodexSession()

@@ -12,7 +12,7 @@ import msgpack
 import pyarrow
 from pyarrow import parquet
 
-from .agent_samples import claude_session, codex_session
+from .agent_samples import claude_session, codex_session, gemini_session
 from .cloud_samples import (
     converse_lines,
     gemini_lines,
@@ -217,6 +217,7 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     ),
     "claude_code": lambda: lines(*claude_session()),
     "codex": lambda: lines(*codex_session()),
+    "gemini_cli": lambda: lines(*gemini_session()),
     "otel": lambda: lines(*otel_lines()),
     "langfuse": lambda: lines(*langfuse_lines()),
     "litellm": lambda: lines(*litellm_lines()),

@@ -211,7 +211,7 @@ _IDS: dict[str, Callable[[int], dict[str, Any]]] = {
     ("claude_code", "codex", "otel", "langfuse", "litellm", "sagemaker", "sharegpt", "tracelab lines"), lambda _: {}
 )
 _IDS |= {"gemini": lambda number: {"response": {"responseId": f"r{number}"}}}
-_IDS |= dict.fromkeys(("bedrock invocations", "helicone", "portkey", "openrouter"), lambda _: {})
+_IDS |= dict.fromkeys(("gemini_cli", "bedrock invocations", "helicone", "portkey", "openrouter"), lambda _: {})
 
 
 @pytest.mark.parametrize("name", _IDS)

@@ -71,7 +71,7 @@ def test_rows_with_marks_of_a_format_are_of_no_other(tmp_path: Path, name: str):
 
 def test_samples_with_messages_beside_stay_what_they_are(tmp_path: Path):
     marked = [name for name in LOG_FORMATS if LOG_FORMATS.make(name, {}, {}).marks]
-    assert len(marked) == 11
+    assert len(marked) == 12
     for name in set(marked) & set(SAMPLES):
         rows = [orjson.loads(line) for line in SAMPLES[name]().splitlines()]
         rows = [row | {"model": "m", "prompt": "a text"} for row in rows]

@@ -54,6 +54,7 @@ USED_IF_POSSIBLE = {
     "openai proxy": "model",
     "claude_code": "timestamp",
     "codex": "timestamp",
+    "gemini_cli": "timestamp",
     "litellm": "model",
     "openai_answers": "response",
     "gemini": "timestamp",

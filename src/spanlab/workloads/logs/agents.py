@@ -60,7 +60,7 @@ class Calls:
     def entry(self, call: Call) -> Entry:
         """Return the request of a call; calls of a session come in order of time."""
         unread, endless = self._file.unread, self._file.unread.endless
-        if any(call.body.get(key) for key in ("messages", "input")):
+        if any(call.body.get(key) for key in ("messages", "input", "contents")):
             keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         else:
             keys, lengths, opens, prompt = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (), None
@@ -101,7 +101,11 @@ class Calls:
         )
 
 
-def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Callable[[LogFile], Iterator[Entry]]:
+def read_sessions(
+    read: Callable[[LogFile, set[object]], Iterator[Call]],
+    suffixes: tuple[str, ...] = (".jsonl",),
+    times: tuple[str, ...] = _TIMES,
+) -> Callable[[LogFile], Iterator[Entry]]:
     """Return a reader of one file of sessions, or of a folder of them; `read` yields the calls of a file by time.
 
     A file of a folder is opened when the time of its first line is reached, so that few are in memory at once.
@@ -112,7 +116,8 @@ def read_sessions(read: Callable[[LogFile, set[object]], Iterator[Call]]) -> Cal
         calls, seen, is_folder = Calls(file), set[object](), file.content.file.is_dir()
         if is_folder:
             file.notes.append(FOLDER)
-        for number, (inner, call) in enumerate(by_time(file.files(), lambda inner: read(inner, seen), _TIMES), 1):
+        files = file.files(suffixes)
+        for number, (inner, call) in enumerate(by_time(files, lambda inner: read(inner, seen), times), 1):
             line = call.line
             call.line = number if is_folder else line
             try:

@@ -32,6 +32,7 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     codex,
     formats,
     gateways,
+    gemini_cli,
     openai,
     otel,
     results,

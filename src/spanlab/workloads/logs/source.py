@@ -424,6 +424,7 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
         "ragpulse",
         "claude_code",
         "codex",
+        "gemini_cli",
         "otel",
         "langfuse",
         "litellm",
