@@ -66,6 +66,22 @@ def test_every_shape_of_an_export_reads_alike(tmp_path: Path, shape: str):
         ([{"role": "user", "parts": [{"type": "text", "content": "hi"}]}], "user\nhi"),
         ({"city": "Bonn"}, '{"city": "Bonn"}'),
         (
+            {
+                "contents": [{"parts": [{"text": "hi"}]}],
+                "system_instruction": "be kind",
+                "tools": [{"google_search": {}}],
+            },
+            '[{"google_search": {}}]|be kind|user\nhi',
+        ),
+        (
+            {
+                "system": [{"text": "be kind"}],
+                "messages": [{"role": "user", "content": [{"text": "hi"}, {"cachePoint": {"type": "default"}}]}],
+                "toolConfig": {"tools": [{"toolSpec": {"name": "t"}}]},
+            },
+            '[{"name": "t", "input_schema": null}]|be kind|user\nhi',
+        ),
+        (
             [{"role": "user", "content": "hi"}, {"type": "function_call_output", "call_id": "k", "output": "o"}],
             'user\nhi|tool\no{"tool_call_id":"k"}',
         ),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab.workloads.logs.bodies import as_json
+from spanlab.workloads.logs.bodies import as_json, is_gemini
 from spanlab.workloads.logs.log import Entry, Identity, hash_name
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
@@ -239,6 +239,8 @@ _ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assi
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 
 
+#: Keys of a body beside its messages that a prompt has.
+_BESIDE = ("system", "instructions", "tools", "toolConfig")
 #: Begin of JSON in a text that `unpacked` left as it is: a tracer has cut it.
 _CUT = re.compile(r"\s*(\{\s*\"|\[\s*\{\s*\")")
 
@@ -263,11 +265,13 @@ def body_of(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         text = str(value)
         return None if _CUT.match(text) else {"prompt": text}
+    if is_gemini(value) and not any(value.get(key) for key in ("messages", "input", "prompt")):
+        return value
     for key in ("messages", "input", "prompt", "contents"):
         inner = unpacked(value.get(key))
         if isinstance(inner, (list, dict, str)) and inner:
             body = body_of(inner)
-            known = {name: unpacked(value[name]) for name in ("system", "instructions", "tools") if value.get(name)}
+            known = {name: unpacked(value[name]) for name in _BESIDE if value.get(name)}
             return None if body is None else body | known
     if "content" in value or "parts" in value:
         return {"messages": [message_of(value)]}
