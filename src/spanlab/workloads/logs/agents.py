@@ -410,14 +410,14 @@ def _differences(runs: list[_Run], messages: list[_Message]) -> Iterator[str]:
     """Yield a sentence for each run whose counts are not the sum of its calls."""
     begin: dict[str, int] = {}
     for number, run in enumerate(runs):
-        own = [each for each in messages if each.session == run.session and each.nodes[0].line < run.line]
-        main = [each for each in own if each.agent is None]
+        of_session = [each for each in messages if each.session == run.session and each.nodes[0].line < run.line]
+        main = [each for each in of_session if each.agent is None]
         since = [each for each in main if each.nodes[0].line > begin.get(run.session, 0)]
         begin[run.session] = run.line
         is_last = run.session not in {later.session for later in runs[number + 1 :]}
         models = [counts for counts in run.models.values() if isinstance(counts, dict)]
         if models and is_last:  # the sums by model include subagents, and are of the whole session
-            total, calls = _total(models), own
+            total, calls = _total(models), of_session
         else:
             total = _total([run.usage])
             calls = main if _total([each.usage for each in main]) == total else since

@@ -60,8 +60,8 @@ def _typed(block: Mapping[str, Any]) -> list[Block]:
         ]
     if kind == "toolResult":
         content = [
-            _text(_as_text(part["json"])) if isinstance(part, dict) and "json" in part else part
-            for part in _as_list(inner.get("content"))
+            _text(_as_text(piece["json"])) if isinstance(piece, dict) and "json" in piece else piece
+            for piece in _as_list(inner.get("content"))
         ]
         return [{"type": "tool_result", "tool_use_id": inner.get("toolUseId"), "content": typed_blocks(content)}]
     if kind == "reasoningContent":
@@ -69,7 +69,7 @@ def _typed(block: Mapping[str, Any]) -> list[Block]:
     if kind == "guardContent":
         return typed_blocks([inner if "text" not in inner else _text(_inner_text(inner["text"]))])  # type: ignore[no-any-return]
     if kind == "citationsContent":
-        return [_text(_inner_text(part)) for part in _as_list(inner.get("content"))]
+        return [_text(_inner_text(piece)) for piece in _as_list(inner.get("content"))]
     if kind == "image":
         return [{"type": "image", "source": _source(inner, "image/")}]
     if kind == "document":
@@ -83,9 +83,9 @@ def _reasoning(content: Mapping[str, Any]) -> Block:
     return {"type": "redacted_thinking", "data": content.get("redactedContent")}
 
 
-def _inner_text(part: Any) -> str:
+def _inner_text(piece: Any) -> str:
     """Return the text of an object with one, which some programs write as the text itself."""
-    text = part.get("text") if isinstance(part, dict) else part
+    text = piece.get("text") if isinstance(piece, dict) else piece
     return _as_text(text or "")
 
 
@@ -115,7 +115,7 @@ def converse_tools(config: Any) -> Iterator[Any]:
             schema = spec.get("inputSchema")
             inner = schema.get("json", schema) if isinstance(schema, dict) else schema
             named = {key: spec[key] for key in ("name", "description") if spec.get(key) is not None}
-            yield {**named, "input_schema": inner}
+            yield named if inner is None else {**named, "input_schema": inner}
         elif not (isinstance(tool, dict) and "cachePoint" in tool):
             yield tool
 
@@ -128,10 +128,10 @@ _ROLES = {"model": "assistant", "function": "user", "tool": "user"}  # results o
 _FAMILIES = {"image": "image", "audio": "audio", "video": "video"}
 
 
-def _either(part: Mapping[str, Any], name: str) -> Any:
+def _either(piece: Mapping[str, Any], name: str) -> Any:
     """Return a field whose name has capitals or underscores."""
-    value = part.get(name)
-    return part.get(_with_underscores(name)) if value is None else value
+    value = piece.get(name)
+    return piece.get(_with_underscores(name)) if value is None else value
 
 
 def _with_underscores(name: str) -> str:
@@ -169,24 +169,24 @@ def _blocks_of(content: Any, name: str) -> list[Any]:
         content = content["parts"]
     parts = content if isinstance(content, list) else [content]
     blocks: list[Any] = []
-    for part in parts:
-        if part is None:
+    for piece in parts:
+        if piece is None:
             continue
-        if not isinstance(part, (str, dict)):
-            raise BadFieldError(f"{name}.parts", f"a list of objects{actual(part)}")
-        blocks += [_text(part)] if isinstance(part, str) else _blocks_of_part(part)
+        if not isinstance(piece, (str, dict)):
+            raise BadFieldError(f"{name}.parts", f"a list of objects{actual(piece)}")
+        blocks += [_text(piece)] if isinstance(piece, str) else _blocks_of_part(piece)
     return blocks
 
 
-def _blocks_of_part(part: Mapping[str, Any]) -> Iterator[Block]:
+def _blocks_of_part(piece: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the block of a part, behind its signature: the encrypted thoughts before it, which count as input."""
-    signature = _either(part, "thoughtSignature")
+    signature = _either(piece, "thoughtSignature")
     if signature:
         yield {"type": "redacted_thinking", "data": signature}
-    text, call, answer = part.get("text"), _either(part, "functionCall"), _either(part, "functionResponse")
-    data, file = _either(part, "inlineData"), _either(part, "fileData")
+    text, call, answer = piece.get("text"), _either(piece, "functionCall"), _either(piece, "functionResponse")
+    data, file = _either(piece, "inlineData"), _either(piece, "fileData")
     if isinstance(text, str):
-        yield {"type": "thinking", "thinking": text} if part.get("thought") is True else _text(text)
+        yield {"type": "thinking", "thinking": text} if piece.get("thought") is True else _text(text)
     elif isinstance(call, dict):
         yield {"type": "tool_use", "id": _name_of(call), "name": call.get("name"), "input": call.get("args")}
     elif isinstance(answer, dict):
@@ -201,9 +201,9 @@ def _blocks_of_part(part: Mapping[str, Any]) -> Iterator[Block]:
         kind = _either(file, "mimeType")
         yield {"type": _family(kind), "source": {"type": "url", "media_type": kind, "url": _either(file, "fileUri")}}
     else:
-        kind = next((key for key, value in part.items() if value is not None and key not in _BESIDE), None)
+        kind = next((key for key, value in piece.items() if value is not None and key not in _BESIDE), None)
         if kind is not None:
-            yield {"type": kind, kind: part[kind]}
+            yield {"type": kind, kind: piece[kind]}
 
 
 #: Fields beside the content of a part.

@@ -182,16 +182,16 @@ def _tools_of(row: Row) -> list[dict[str, Any]]:
 def _contents(rows: list[Row]) -> list[dict[str, Any]]:
     """Return messages as the contents of a request: calls of tools and their answers stand where they are not yet."""
     parts = [_parts(row.get("content")) for row in rows]
-    named = {(key, _id(part[key])) for several in parts for part in several for key in _FUNCTIONS if key in part}
+    named = {(key, _id(piece[key])) for several in parts for piece in several for key in _FUNCTIONS if key in piece}
     contents: list[dict[str, Any]] = []
     for row, several in zip(rows, parts, strict=True):
         calls = [call for call in _tools_of(row) if ("functionCall", call.get("id")) not in named]
         called = [{"functionCall": {name: call.get(name) for name in ("id", "name", "args")}} for call in calls]
         answered = [
-            part
+            piece
             for call in _tools_of(row)
             if ("functionResponse", call.get("id")) not in named
-            for part in _parts(call.get("result"))
+            for piece in _parts(call.get("result"))
         ]
         role = "model" if row.get("type") == "gemini" else "user"
         if several or called:
@@ -211,10 +211,10 @@ def _id(function: Any) -> Any:
 def _parts(content: Any) -> list[dict[str, Any]]:
     """Return the parts of a content, which may be a text; an empty text is none."""
     listed = content if isinstance(content, list) else [content]
-    parts = [{"text": part} if isinstance(part, str) else part for part in listed if part]
-    for part in parts:
-        if not isinstance(part, dict):
-            raise BadFieldError("content", f"a text or a list of parts{actual(part)}")
+    parts = [{"text": piece} if isinstance(piece, str) else piece for piece in listed if piece]
+    for piece in parts:
+        if not isinstance(piece, dict):
+            raise BadFieldError("content", f"a text or a list of parts{actual(piece)}")
     return parts
 
 

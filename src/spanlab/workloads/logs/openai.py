@@ -66,8 +66,8 @@ _JSON = ("request", "response", "body", "full_request", "full_response")
 
 def with_json(row: Row) -> Row:
     """Return a row whose request and answer may be JSON inside texts, as tables export them."""
-    held = {name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)}
-    return Row(row.fields | held) if held else row
+    unpacked_ones = {name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)}
+    return Row(row.fields | unpacked_ones) if unpacked_ones else row
 
 
 def body_in(row: Row) -> tuple[str, Mapping[str, Any] | None]:

@@ -202,14 +202,14 @@ class LogFile:
             position = f":{line}" if is_line else f": item {line}"
             raise ValueError(f"{self.path}{position}: {problem}; workload.log.bad_lines=skip skips such lines")
         kind = re.sub(r"\[\d+\]", "[]", problem.partition(":")[0])
-        place = f"{'line' if is_line else 'item'} {line}"
+        position = f"{'line' if is_line else 'item'} {line}"
         if self.folder is not None:
             name = str(self.path.relative_to(self.folder))
             self._bad_files[name] += 1
-            place += f" of {name}"
+            position += f" of {name}"
         elif self.content.file.is_dir():
-            place = f"request {line}"
-        self.unread.leave(self._bad.setdefault(kind, f"bad lines ({kind}, first in {place})"), size)
+            position = f"request {line}"
+        self.unread.leave(self._bad.setdefault(kind, f"bad lines ({kind}, first in {position})"), size)
 
     def set_aside(self, what: str, count: int = 1) -> None:
         """Count rows that are valid, but no part of any prompt; `what` is a plural."""
