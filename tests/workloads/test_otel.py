@@ -276,3 +276,70 @@ def test_recorded_spans_are_read(name: str, calls: int, prompt: int | None, outp
     assert (log.format, log.requests, log.output_lens.sum()) == ("otel", calls, output)
     assert (None if log.usage is None else np.nansum(log.usage[:, 0])) == prompt
     assert log.unread.left == {}
+
+
+# ------------------------------------------------------------------------------
+# Spans of Jaeger, Zipkin and Tempo.
+# ------------------------------------------------------------------------------
+
+BEGIN = 1_793_600_000_000_000  # microseconds
+
+
+def tags(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return attributes as Jaeger writes them."""
+    return [{"key": key, "type": "string", "value": value} for key, value in attributes.items()]
+
+
+def jaeger(name: str, start: int, length: int, attributes: dict[str, Any], *above: str) -> dict[str, Any]:
+    """Return a span of Jaeger."""
+    row = {"traceID": "t1", "spanID": name, "operationName": name, "startTime": BEGIN + start * 10**6}
+    row |= {"references": [{"refType": "CHILD_OF", "traceID": "t1", "spanID": each} for each in above]}
+    return row | {"duration": length * 10**6, "tags": tags(attributes), "processID": "p1", "logs": []}
+
+
+def of_jaeger() -> list[dict[str, Any]]:
+    """Return the calls of `otel_lines`, and the span of an agent around both."""
+    first = [parts("user", ASKED)]
+    second = [*first, parts("assistant", "that it was mild"), parts("user", "and the third?")]
+    return [
+        jaeger("r", 0, 9, {"gen_ai.operation.name": "invoke_agent"}),
+        jaeger("a", 0, 2, call(40, 0, 32, 6, first), "r"),
+        jaeger("b", 5, 1, call(60, 32, 20, 7, second), "r"),
+    ]
+
+
+def zipkin(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a span of Jaeger as Zipkin writes it, whose values are texts."""
+    attributes = {tag["key"]: str(tag["value"]) for tag in row["tags"]}
+    above = row["references"][0]["spanID"] if row["references"] else None
+    times = {"timestamp": row["startTime"], "duration": row["duration"]}
+    return {"traceId": "t1", "id": row["spanID"], "parentId": above, "name": "x", **times, "tags": attributes}
+
+
+@pytest.mark.parametrize("shape", ["page", "trace", "lines", "zipkin", "tempo", "tempo trace"])
+def test_spans_of_other_stores_read_alike(tmp_path: Path, shape: str):
+    process = {"p1": {"serviceName": "x", "tags": tags({"session.id": "s"})}}
+    trace = {"traceID": "t1", "spans": of_jaeger(), "processes": process}
+    groups = [row["resourceSpans"][0] for row in otel_lines()]
+    rows: dict[str, list[Any]] = {
+        "page": [{"data": [trace], "total": 0}],
+        "trace": [trace],
+        "lines": of_jaeger(),
+        "zipkin": list(map(zipkin, of_jaeger())),
+        "tempo": [{"batches": groups}],
+        "tempo trace": [{"trace": {"resourceSpans": groups}}],
+    }
+    log = read(tmp_path, *rows[shape])
+    assert (log.format, log.requests, sums(log)) == ("otel", 2, (16, 32, 52, 13))
+    assert texts(log) == [f"user\n{ASKED}", FOLLOW_UP]
+    assert log.arrived_ns.tolist() == [0, 5_000_000_000]
+    assert log.observed.last_token.tolist() == [2.0, 6.0]
+    is_named = any("spans that are no call of a model (invoke_agent)" in note for note in log.notes)
+    assert is_named == (not shape.startswith("tempo"))
+
+
+def test_bad_span_of_jaeger_is_named_or_skipped(tmp_path: Path):
+    row = of_jaeger()[1] | {"spanID": "z", "references": 7}
+    with pytest.raises(ValueError, match=r"spans:4: references: expected a list, not '7'"):
+        read(tmp_path, *of_jaeger(), row)
+    assert read(tmp_path, *of_jaeger(), row, bad_lines="skip").requests == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ _TOOL = re.compile(r"(llm\.request\.functions|llm\.tools)\.(\d+)\.(.+)")
 _CALL = re.compile(r"(?:message\.)?tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(.+)")
 _PART = re.compile(r"(?:message\.)?contents\.(\d+)\.message_content\.(text|image\.image\.url)")
 _DETAILS = "gen_ai.client.inference.operation.details"  # the event that has messages and counts of a call
+_GROUPS = ("resourceSpans", "resource_spans", "batches", "trace.resourceSpans")  # of OTLP, and of Tempo
 _SPOKEN = ("system", "user", "assistant", "tool")
 
 
@@ -92,22 +94,26 @@ def otel() -> LogFormat:
             frozenset({"resourceLogs"}),
             frozenset({"spanId", "attributes"}),
             frozenset({"span_id", "attributes"}),
+            frozenset({"spanID", "tags"}),
         ),
     )
 
 
 def _recognises(file: LogFile) -> bool:
     def is_trace(row: dict[str, Any]) -> bool:
-        if any(isinstance(row.get(name), list) for name in ("resourceSpans", "resource_spans", "resourceLogs")):
+        if any(isinstance(Row(row).get(name), list) for name in (*_GROUPS, "resourceLogs")):
             return True
-        spans = row.get("spans")
-        spans = spans if isinstance(spans, list) else [row]
-        return any(isinstance(span, dict) and _is_span(span) for span in spans[:100])
+        try:
+            return any(isinstance(span, dict) and _is_span(span) for _, span, _ in islice(_alone(Row(row)), 100))
+        except BadFieldError:
+            return False
 
     return folder_has(file, is_trace, SUFFIXES)
 
 
 def _is_span(span: dict[str, Any]) -> bool:
+    if _is_tagged(span):
+        return True
     named = {"spanId", "span_id", "context", "trace_id", "traceId"} & span.keys()
     return bool(named) and isinstance(span.get("attributes"), (dict, list))
 
@@ -122,17 +128,12 @@ def _spans_of(row: Row, refuse: Refuse) -> Iterator[Span]:
 
 def _located(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Yield path, object and attributes of the resource of each span of an item."""
-    groups = row.get("resourceSpans", "resource_spans")
+    groups = row.get(*_GROUPS)
     if groups is None and (logs := row.get("resourceLogs", "resource_logs")) is not None:
         yield from _of_logs(logs)
         return
     if groups is None:
-        spans = row.get("spans")
-        if spans is None:
-            yield "", row.fields, {}
-            return
-        for index, span in enumerate(_listed(spans, "spans")):
-            yield f"spans[{index}].", span, {}
+        yield from _alone(row)
         return
     for first, group in enumerate(_objects(groups, "resourceSpans")):
         resource = _attributes(Row(group).get("resource.attributes"))
@@ -141,6 +142,50 @@ def _located(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
         for second, scope in enumerate(_objects(group.get(key) or [], key)):
             for third, span in enumerate(_listed(scope.get("spans") or [], "spans")):
                 yield f"resourceSpans[{first}].{key}[{second}].spans[{third}].", span, resource
+
+
+def _alone(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield the spans of a trace, of the traces that Jaeger lists, or a span that is the row."""
+    traces = row.get("data")
+    if not isinstance(traces, list) or not all(isinstance(trace, dict) and "spans" in trace for trace in traces):
+        traces = [row.fields]
+    for number, trace in enumerate(traces):
+        above = "" if trace is row.fields else f"data[{number}]."
+        processes, spans = trace.get("processes"), trace.get("spans")
+        if spans is None:
+            yield above, trace, {}
+            continue
+        for index, span in enumerate(_listed(spans, f"{above}spans")):
+            name = span.get("processID") if isinstance(span, dict) else None
+            process = processes.get(name) if isinstance(processes, dict) and isinstance(name, str) else None
+            tags = process.get("tags") if isinstance(process, dict) else None
+            yield f"{above}spans[{index}].", span, _attributes(tags)
+
+
+def _is_tagged(span: Mapping[str, Any]) -> bool:
+    """Return whether a span is one of Jaeger or of Zipkin, which have tags."""
+    return isinstance(span.get("tags"), (dict, list)) and ("spanID" in span or {"traceId", "id"} <= span.keys())
+
+
+def _from_tags(span: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a span of Jaeger or Zipkin with the fields of OpenTelemetry; its times are microseconds."""
+    row, tags = Row(dict(span)), _attributes(span.get("tags"))
+    start, length = row.seconds("startTime", "timestamp"), row.duration("duration", scale=1e-6)
+    references = _objects(span.get("references") or [], "references")
+    above = next((each.get("spanID") for each in references), span.get("parentSpanID"))
+    logged = (_attributes(log.get("fields")) for log in _objects(span.get("logs") or [], "logs"))
+    events = [{"name": fields.get("event"), "attributes": fields} for fields in logged]
+    failed = str(tags.get("error")).lower() == "true" or tags.get("otel.status_code") == "ERROR"
+    return {
+        "traceId": span.get("traceID", span.get("traceId")),
+        "spanId": span.get("spanID", span.get("id")),
+        "parentSpanId": span.get("parentId") if above is None else above,
+        "startTime": start,
+        "endTime": None if start is None or length is None else start + length,
+        "attributes": tags,
+        "events": events,
+        "status": {"code": 2 if failed else 0},
+    }
 
 
 def _of_logs(groups: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
@@ -195,6 +240,7 @@ def _value(value: Any) -> Any:
 def _span(path: str, span: Any, resource: Mapping[str, Any]) -> Span:
     if not isinstance(span, dict):
         raise BadFieldError("span", f"an object{actual(span)}")
+    span = _from_tags(span) if _is_tagged(span) else span
     row, attributes = Row(span), _attributes(span.get("attributes"))
     trace = row.label("traceId", "trace_id", "context.trace_id")
     name = row.label("spanId", "span_id", "context.span_id")
