@@ -285,6 +285,16 @@ CONVERSATION = [
 ]
 
 
+def test_prompt_that_is_json_stays_a_text(tmp_path: Path):
+    given = '[{"role": "user", "content": "a text"}]'
+    body = {"model": "m", "input": given}
+    path = tmp_path / "log"
+    rows = [body, {"body": json.dumps(body)}, {"input": json.dumps(body)}, {"request": body}]
+    path.write_bytes(b"\n".join(json.dumps(row).encode() for row in rows))
+    prompts = read_log(path, LogSettings()).source.prompts
+    assert [prompt.messages[0].blocks for prompt in prompts] == [(given,)] * 4
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("tools", [[TOOL], []])
 def test_template_renders_as_transformers_does(tmp_path: Path, tools: list[Any], thinks: bool):

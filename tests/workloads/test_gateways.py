@@ -127,6 +127,8 @@ def test_tools_and_instructions_beside_the_input_are_read(tmp_path: Path, beside
         ({"input": 8, "output": 6, "total": 14, "completion_details.reasoning": 4}, (8, 0, 0, 6)),
         ({"input": 40, "output": 6, "total": 46, "prompt_details.cache_read": 32}, (8, 32, 0, 6)),
         ({"input": "8", "output": "6", "total": "46", "input_cached_tokens": "32"}, (8, 32, 0, 6)),
+        ({"prompt_token_count": 40, "cached_content_token_count": 32, "candidates_token_count": 6}, (8, 32, 0, 6)),
+        ({"inputTokens": 8, "outputTokens": 6, "cacheReadInputTokens": 32}, (8, 32, 0, 6)),
     ],
 )
 def test_total_tells_what_the_input_includes(tmp_path: Path, usage: dict[str, int], expected: tuple[int, ...]):

@@ -18,7 +18,7 @@ from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFormat, folder_has
 from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
-from spanlab.workloads.logs.usage import count_of, counted, inclusive, output_in, usage_in, usage_of
+from spanlab.workloads.logs.usage import count_of, counted, inclusive, is_of_cloud, output_in, usage_in, usage_of
 
 # ------------------------------------------------------------------------------
 # Langfuse: observations of traces; those of type GENERATION are calls of a model.
@@ -136,6 +136,8 @@ def _usage_of(row: Row) -> tuple[Usage, float]:
     details = unpacked(row.get("usageDetails", "usage_details"))
     usage = unpacked(row.get("usage"))
     counts = details if isinstance(details, dict) and details else usage if isinstance(usage, dict) else {}
+    if is_of_cloud(counts):
+        return counted(counts), output_in(counts)
     prompt, output, total, cached, created, thoughts = (
         next((count for name in names if not np.isnan(count := count_of(counts, name))), np.nan)
         for names in (_INPUT, _OUTPUT, _TOTAL, _CACHED, _CREATED, _THOUGHTS)

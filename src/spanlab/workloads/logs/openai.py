@@ -34,7 +34,7 @@ from spanlab.workloads.logs.spans import unpacked
 from spanlab.workloads.logs.usage import OUTPUTS, has_server_tools, output_of_cloud, usage_in, usage_of
 
 #: Answers, of which a proxy keeps a stream as a text or a list of events.
-_ANSWERS = ("response", "response.body", "full_response")
+_ANSWERS = ("response", "response.body", "full_response", "output", "response_body", "responseBody")
 SERVER_TOOLS = "requests whose prompt counts results of tools that the server ran (toolUsePromptTokenCount)"
 FAILED_IN_BATCH = "requests of a batch that failed"
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
@@ -46,6 +46,9 @@ PREFIXES = (
     "request.body.",
     "modelInput.",
     "full_request.",
+    "input.",
+    "request_body.",
+    "requestBody.",
 )  # prefixes of the request's fields in batch files and proxy logs
 
 
@@ -61,13 +64,16 @@ def openai() -> LogFormat:
     )
 
 
-_JSON = ("request", "response", "body", "full_request", "full_response")
+_JSON = ("request", "response", "body", "full_request", "full_response", "input", "output")
+_JSON += ("request_body", "response_body", "requestBody", "responseBody")
 
 
 def with_json(row: Row) -> Row:
     """Return a row whose request and answer may be JSON inside texts, as tables export them."""
-    unpacked_ones = {name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)}
-    return Row(row.fields | unpacked_ones) if unpacked_ones else row
+    texts = {name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)}
+    if "input" in texts and not is_body(texts["input"]):  # of a request, JSON may be the prompt
+        del texts["input"]
+    return Row(row.fields | texts) if texts else row
 
 
 def body_in(row: Row) -> tuple[str, Mapping[str, Any] | None]:

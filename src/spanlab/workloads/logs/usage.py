@@ -15,8 +15,10 @@ from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
 from spanlab.workloads.logs.rows import Row, parse_json
 
 _PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
-_PLACES += ("modelOutput.usage", "full_response.usage")
-_AROUND = ("", "response.", "response.body.", "full_response.")
+#: Fields of a line with an answer, beside those with its request.
+_ANSWERS = ("modelOutput", "full_response", "output", "response_body", "responseBody")
+_PLACES += tuple(f"{name}.usage" for name in _ANSWERS)
+_AROUND = ("", "response.", "response.body.", "response.response.", *(f"{name}." for name in _ANSWERS))
 _GEMINI = tuple(f"{path}{name}" for name in ("usageMetadata", "usage_metadata") for path in _AROUND)
 _SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
 _FLAT = ("prompt_tokens", "input_tokens")
@@ -55,7 +57,12 @@ def _reported(row: Row) -> Mapping[str, Any] | None:
         if isinstance(counts, dict) and any(name in counts for name in names):
             return counts
     # a proxy that writes flat lines has the counts beside the body
-    return row.fields if row.fields.keys() & {*_FLAT, *_GEMINI_PROMPT, *_BEDROCK_PROMPT} else None
+    return row.fields if row.fields.keys() & set(_FLAT) or is_of_cloud(row.fields) else None
+
+
+def is_of_cloud(counts: Mapping[str, Any]) -> bool:
+    """Return whether counts have the names of Gemini or Bedrock."""
+    return bool(counts.keys() & {*_GEMINI_PROMPT, *_BEDROCK_PROMPT})
 
 
 def usage_in(answer: Any) -> Any:
