@@ -124,6 +124,7 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
         if has_server_tools(row):
             file.remark(SERVER_TOOLS)
         keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix, repeats=lines.shares)
+        prefixes = [each for each in PREFIXES if not each or each.partition(".")[0] in row.fields]
         return Entry(
             keys,
             lengths,
@@ -131,11 +132,11 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
             row.seconds(*TIMES),
             row.count(*OUTPUTS, "output_length", default=output_of_cloud(row)),
             row.label("session_id", "conversation_id", "body.session_id"),
-            row.label("tenant", "tenant_id") or row.label(*(f"{prefix}user" for prefix in PREFIXES)),
+            row.label("tenant", "tenant_id") or row.label(*(f"{each}user" for each in prefixes)),
             opens,
             moments=moments_of(row),
             usage=usage,
-            identity=identity_of(row, *PREFIXES) or _model_of_answer(row),
+            identity=identity_of(row, *prefixes) or _model_of_answer(row),
             record=record_of(row, "request_id", "response.id", "id", "custom_id", "response.responseId", "recordId"),
             prompt=prompt,
         )
