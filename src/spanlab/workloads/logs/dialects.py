@@ -28,7 +28,15 @@ def _as_text(value: Any) -> str:
 # ------------------------------------------------------------------------------
 
 
-_KINDS = ("cachePoint", "citationsContent", "document", "guardContent", "image", "reasoningContent", "toolResult")
+_KINDS: tuple[str, ...] = (
+    "cachePoint",
+    "citationsContent",
+    "document",
+    "guardContent",
+    "image",
+    "reasoningContent",
+    "toolResult",
+)
 _KINDS += ("toolUse", "video", "audio")
 
 

@@ -64,7 +64,7 @@ def openai() -> LogFormat:
     )
 
 
-_JSON = ("request", "response", "body", "full_request", "full_response", "input", "output")
+_JSON: tuple[str, ...] = ("request", "response", "body", "full_request", "full_response", "input", "output")
 _JSON += ("request_body", "response_body", "requestBody", "responseBody")
 
 

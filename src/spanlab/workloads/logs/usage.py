@@ -14,7 +14,14 @@ import orjson
 from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
 from spanlab.workloads.logs.rows import Row, parse_json
 
-_PLACES = ("usage", "response.usage", "response.body.usage", "body.usage", "message.usage", "response.message.usage")
+_PLACES: tuple[str, ...] = (
+    "usage",
+    "response.usage",
+    "response.body.usage",
+    "body.usage",
+    "message.usage",
+    "response.message.usage",
+)
 #: Fields of a line with an answer, beside those with its request.
 _ANSWERS = ("modelOutput", "full_response", "output", "response_body", "responseBody")
 _PLACES += tuple(f"{name}.usage" for name in _ANSWERS)
@@ -75,8 +82,9 @@ def usage_in(answer: Any) -> Any:
     usage: dict[str, Any] = {}
     for event in _events(answer):
         for inner in (event, *(event.get(name) for name in ("message", "response", "metadata"))):
-            for name in _IN_EVENTS if isinstance(inner, dict) else ():
-                counts = inner.get(name)
+            if not isinstance(inner, dict):
+                continue
+            for counts in map(inner.get, _IN_EVENTS):
                 if isinstance(counts, dict):
                     usage |= {key: count for key, count in counts.items() if count is not None}
     return usage or None
