@@ -101,6 +101,29 @@ def test_bad_result_is_named(tmp_path: Path, row: dict[str, Any], problem: str):
         read(tmp_path, row)
 
 
+def test_counts_that_a_proxy_keeps_are_answers(tmp_path: Path):
+    usage = {"input_tokens": 8, "cache_read_input_tokens": 32, "output_tokens": 5}
+    rows = [{"timestamp": 9 - n, "model": "m", "session_id": f"s{n}", "user": "ann", "usage": usage} for n in range(2)]
+    rows.append({"time": 12, "model": "m", "usage": {"promptTokenCount": 60, "candidatesTokenCount": 4}})
+    log = read(tmp_path, *rows)
+    assert (log.format, str(log.ids), sums(log)) == ("openai_answers", "none", (76, 64, 0, 14))
+    assert log.arrived_ns.tolist() == [0, 10**9, 4 * 10**9]
+    assert (log.sessions.tolist(), log.tenant_names[0]) == ([0, 1, 2], "ann")
+
+
+@pytest.mark.parametrize("shape", ["keyed", "snake"])
+def test_answers_of_gemini_have_the_counts_of_the_provider(tmp_path: Path, shape: str):
+    counts = {"promptTokenCount": 50, "cachedContentTokenCount": 10, "candidatesTokenCount": 3}
+    answer: dict[str, Any] = {"candidates": [], "usageMetadata": counts, "modelVersion": "m"}
+    if shape == "snake":
+        counts = {"prompt_token_count": 50, "cached_content_token_count": 10, "candidates_token_count": 3}
+        answer = {"candidates": [], "usage_metadata": counts, "model_version": "m"}
+    rows = [{"key": "a", "response": answer}, {"key": "b", "error": {"code": 400}}, {"key": "a", "response": answer}]
+    log = read(tmp_path, *rows)
+    assert (log.format, sums(log)) == ("openai_answers", (40, 10, 0, 3))
+    assert {"not counted: 1 failed requests", "not counted: 1 requests that repeat an earlier one"} <= set(log.notes)
+
+
 def test_output_of_a_batch_has_the_counts_of_the_provider(tmp_path: Path):
     def answer(name: str, prompt: int, cached: int) -> dict[str, Any]:
         details = {"cached_tokens": cached}

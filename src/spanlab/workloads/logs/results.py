@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.openai import FAILED
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual, record_of
+from spanlab.workloads.logs.rows import TIMES, BadFieldError, Row, actual, record_of
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, head_rows, lengths_only, parse_object
 from spanlab.workloads.logs.usage import count_of, counted, inclusive, output_in, usage_in
 
@@ -218,8 +218,16 @@ def _answer_of(row: Row) -> dict[str, Any] | None:
     for value in (row.fields, row.get("response.body"), row.get("response")):
         if isinstance(value, dict) and (value.get("object") in _OBJECTS or _is_of_gemini(value)):
             return value
+    if _is_of_proxy(row.fields):
+        return row.fields
     message = row.get("result.message")
     return message if isinstance(message, dict) and message.get("type") == "message" else None
+
+
+def _is_of_proxy(row: dict[str, Any]) -> bool:
+    """Return whether a row is what a proxy keeps of a call without its prompt: model, time and counts."""
+    has_time = any(name in row for name in TIMES)
+    return has_time and "model" in row and "type" not in row and isinstance(row.get("usage"), dict)
 
 
 def _is_of_gemini(answer: dict[str, Any]) -> bool:
@@ -243,12 +251,14 @@ def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
         file.set_aside(NO_LENGTH)
         return
     output = np.nan_to_num(output_in(reported))
-    at = Row(answer).seconds("created", "created_at", "createTime")
+    at = Row(answer).seconds(*TIMES, "createTime")
     model = Row(answer).label("model", "modelVersion", "model_version")
     yield replace(
         lengths_only(int(usage.prompt), 0, at, int(output)),
         line=line,
         usage=usage,
+        session=row.label("session_id", "conversation_id"),
+        tenant=row.label("tenant", "user"),
         identity=() if model is None else (("model", model),),
         record=record_of(row, "id", "response.request_id", "custom_id", "key", "responseId"),
     )
