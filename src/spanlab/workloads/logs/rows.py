@@ -35,17 +35,15 @@ def parse_json(text: bytes | str, loads: Callable[[Any], Any] = orjson.loads) ->
     """
     try:
         return loads(text)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
         data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
         if _NO_JSON.search(data) is None:
             raise
         try:
             value = json.loads(data, parse_constant=lambda _: None)
+            return orjson.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
         except (ValueError, RecursionError):
-            value = _NO_JSON
-        if value is _NO_JSON:
-            raise
-        return orjson.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+            raise error from None
 
 
 _SLASHES = re.compile(r"\A(\d{4})/(\d\d)/")
