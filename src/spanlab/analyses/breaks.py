@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spanlab.analyses.fixes import Facts
+from spanlab.core.token_string import sums_before
 from spanlab.offline.forest import Ints
-from spanlab.offline.replay import sums_before
 from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, word
 from spanlab.report.table import Field, tabulate
 from spanlab.workloads.logs.bodies import Prompt

@@ -133,8 +133,8 @@ def build_paths(
     # tokens of each node, from its pieces in the request that came first
     request = np.searchsorted(paths.starts, paths.first, side="right") - 1
     begins = np.concatenate([[0], np.cumsum(counts)])
-    own = np.arange(begins[-1]) + np.repeat(starts[request] + paths.above - begins[:-1], counts)
-    tokens = np.diff(sums_before(lengths[own], begins))
+    indexes = np.arange(begins[-1]) + np.repeat(starts[request] + paths.above - begins[:-1], counts)
+    tokens = np.diff(sums_before(lengths[indexes], begins))
     # tokens up to the end of each node on its first path
     sums = np.concatenate([[0], np.cumsum(tokens[paths.nodes])])
     node_stop = sums[paths.first + 1] - sums[paths.starts[request]]
@@ -155,16 +155,16 @@ def _ends(
     ends, bounds, latest = list[Node](), starts.tolist(), dict[int, tuple[Node, NDArray[np.int32]]]()
     names = [0] * (len(bounds) - 1) if sessions is None else sessions.tolist()
     for session, (start, stop) in zip(names, pairwise(bounds), strict=True):
-        own = pieces[start:stop]
-        node, before = latest.get(session, (root, own))
-        most = min(len(own), len(before))
-        shared = common_prefix(own[:most], before[:most]) if most else 0
+        prompt = pieces[start:stop]
+        node, before = latest.get(session, (root, prompt))
+        most = min(len(prompt), len(before))
+        shared = common_prefix(prompt[:most], before[:most]) if most else 0
         while node.depth > shared:
             assert node.parent is not None, "the root has no depth"
             node = node.parent
-        end = tree.extend(node, string_of([own]), len(own), 0)
+        end = tree.extend(node, string_of([prompt]), len(prompt), 0)
         ends.append(end)
-        latest[session] = end, own
+        latest[session] = end, prompt
     return ends
 
 
@@ -629,9 +629,9 @@ def _paths_of_spans(contents: Contents, starts: Ints) -> Paths:
     first = np.zeros(len(repeats), dtype=np.bool_)
     first[np.unique(repeats, return_index=True)[1]] = True
     counts = np.diff(starts)
-    kept = np.repeat(first, counts)
+    in_first = np.repeat(first, counts)
     alone = np.concatenate([[0], np.cumsum(counts[first])])
-    return build_paths(contents.pieces[kept], contents.lengths[kept], alone).repeated(repeats)
+    return build_paths(contents.pieces[in_first], contents.lengths[in_first], alone).repeated(repeats)
 
 
 class _ServedTree:

@@ -110,8 +110,8 @@ class Survey:
     """Number of requests with each unit and each tool."""
 
     def __init__(self, names: Ints, requests: Ints) -> None:
-        self._names, place = np.unique(names, return_inverse=True)
-        self._requests = np.bincount(place, requests, len(self._names)).astype(np.int64)
+        self._names, numbers = np.unique(names, return_inverse=True)
+        self._requests = np.bincount(numbers, requests, len(self._names)).astype(np.int64)
         self._moves: dict[int, list[bool] | None] = {}  # by content of a message
 
     @classmethod
