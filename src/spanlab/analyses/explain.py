@@ -29,7 +29,6 @@ from spanlab.analyses.fixes import (
     Rules,
     check_fits,
     curve_of,
-    mean_prefill_s,
     mends_of,
     ranked_fixes,
     rates,
@@ -508,7 +507,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     bounds = {
         "prefix": int(facts.paths.seen_tokens.sum()) / total,
         "any_position": anywhere,
-        "offline_optimum": facts.offline_optimum(explained.rules) / total,
+        "offline_optimum": explained.offline_optimum / total,
     }
     _check_bounds(study, presets, bounds)
     reported = reported_of(facts, baseline.replayed.reused)
@@ -536,7 +535,7 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
             facts, baseline.replayed, {name: expiring[name] for name in EXPIRING if name in expiring}
         ),
         "expiry": expiry,
-        "prefill_s": mean_prefill_s(study, prompt, baseline.replayed.reused),
+        "prefill_s": explained.mean_prefill_s(prompt, baseline.replayed.reused),
         "written": _written(study, log, mends),
         "lost_by_cause": presets[study.runs.baseline]["lost_by_cause"],
         "losses": groups_of(facts, baseline.replayed, redact=redact),

@@ -36,6 +36,7 @@ from spanlab.study.prepare import room_gib
 from spanlab.workloads.logs.bodies import Rewrite
 from spanlab.workloads.logs.log import Ids, Log
 from spanlab.workloads.logs.mends import MENDS, TOGETHER, Survey, Together
+from spanlab_sim.bounds import PrefillTime
 
 # ------------------------------------------------------------------------------
 # Cache rules of a study's arms, for the replay of a log.
@@ -310,6 +311,7 @@ def rates(replayed: ReplayResult, prompt: Ints) -> dict[str, Any]:
     }
 
 
+MOST_TIMED = 1000  # prompts of which the prefill is timed
 LEAST_GAIN = 0.005  # share of the prompt tokens; a fix with a smaller gain does not help
 MEMORIES = (2, 4, 16, 64)  # multiples of the store
 BLOCKS = (1, 16, 64, 256)
@@ -375,6 +377,26 @@ class ExplainedArm:
     rate: float
     other_reused: Mapping[str, Ints]
 
+    @cached_property
+    def offline_optimum(self) -> int:
+        """The most tokens that a cache of the arm's memory can reuse if states take no memory."""
+        return self.facts.offline_optimum(self.rules)
+
+    @cached_property
+    def _prefill_steps(self) -> PrefillTime:
+        return build_prefill_time(
+            self.study, build_policy(self.study, self.study.arms[self.study.runs.baseline], 0, 1), self.study.batch
+        )
+
+    def mean_prefill_s(self, prompt: Ints, reused: Ints) -> float:
+        """Return the mean prefill time of prompts whose beginnings are reused, while nothing else runs.
+
+        It is over `MOST_TIMED` prompts at equal distances, by the study's timing model.
+        """
+        timed = np.arange(0, len(prompt), max(1, len(prompt) // MOST_TIMED))[:MOST_TIMED]
+        pairs = zip(reused[timed].tolist(), prompt[timed].tolist(), strict=True)
+        return sum(sum(self._prefill_steps(start, stop)) for start, stop in pairs if stop > start) * 1e-9 / len(timed)
+
     def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
         """Return a fix from the tokens that it reuses."""
         total = self.facts.prompt_tokens
@@ -386,7 +408,7 @@ class ExplainedArm:
 
     def prefix_fix(self, name: str, says: str, reused: Ints, extra_bytes: float = 0, caution: str = "") -> Fix:
         """Return a fix from the beginning of each prompt that it reuses, with the prefill time of the rest."""
-        prefill = mean_prefill_s(self.study, self.facts.paths.prompt_tokens, reused)
+        prefill = self.mean_prefill_s(self.facts.paths.prompt_tokens, reused)
         return replace(self.fix(name, says, int(reused.sum()), extra_bytes, caution), prefill_s=prefill)
 
     def replayed(self, rules: CacheRules) -> Ints:
@@ -461,7 +483,7 @@ def _sufficient_bytes(arm: ExplainedArm) -> int:
 
 def _eviction(arm: ExplainedArm) -> Iterator[Fix]:
     """Yield the optimal eviction order, which has perfect foresight."""
-    tokens = arm.facts.offline_optimum(arm.rules)
+    tokens = arm.offline_optimum
     states = "" if arm.rules.placer is None else ", with states that take no memory"
     fix = arm.fix("eviction_optimum", f"the best eviction order there can be{states}", tokens, caution=UNREACHED)
     yield replace(fix, is_bound=True)
@@ -579,23 +601,8 @@ def _mended(arm: ExplainedArm, name: str, says: str, log: Log) -> Fix:
         saved_tokens=round((1 - arm.rate) * total) - computed,
         prompt_tokens=facts.prompt_tokens,
         reused_tokens=int(reused.sum()),
-        prefill_s=mean_prefill_s(arm.study, facts.paths.prompt_tokens, reused),
+        prefill_s=arm.mean_prefill_s(facts.paths.prompt_tokens, reused),
     )
-
-
-MOST_TIMED = 1000  # prompts of which the prefill is timed
-
-
-def mean_prefill_s(study: Study, prompt: Ints, reused: Ints) -> float:
-    """Return the mean prefill time of prompts whose beginnings are reused, while nothing else runs.
-
-    It is over `MOST_TIMED` prompts at equal distances, by the study's timing model.
-    """
-    strategy = study.arms[study.runs.baseline]
-    steps = build_prefill_time(study, build_policy(study, strategy, 0, 1), study.batch)
-    timed = np.arange(0, len(prompt), max(1, len(prompt) // MOST_TIMED))[:MOST_TIMED]
-    pairs = zip(reused[timed].tolist(), prompt[timed].tolist(), strict=True)
-    return sum(sum(steps(start, stop)) for start, stop in pairs if stop > start) * 1e-9 / len(timed)
 
 
 def _anywhere(arm: ExplainedArm) -> Iterator[Fix]:

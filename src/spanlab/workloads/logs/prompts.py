@@ -89,10 +89,10 @@ class Prompts(Sequence[Prompt | None]):
             return None
         numbers, objects = self._parts[self._starts[number] : self._starts[number + 1]], self._objects
         parts: list[Any] = list(map(objects.get, numbers))
-        for content, each in zip(parts, numbers, strict=True):
-            if content is not None:
-                objects.move_to_end(each)
-        parts = [self._read(each) if read is None else read for read, each in zip(parts, numbers, strict=True)]
+        for each in filter(objects.__contains__, numbers):
+            objects.move_to_end(each)
+        if None in parts:
+            parts = [self._read(each) if read is None else read for read, each in zip(parts, numbers, strict=True)]
         tools, documents, (history, tokens, arguments) = parts[:_APART]
         return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
 

@@ -165,30 +165,35 @@ class LogSource:
         All are made in one reading of the prompts. Requests without a prompt, and pieces before it, stay as they are.
         """
         assert log.fronts is not None, "the log was read from a file"
-        unchanged, changed, counts = Columns(), dict[str, Columns](), Counter[str]()
+        changed, counts = dict[str, Columns](), Counter[str]()
+        fronts = log.fronts.tolist()
         sessions, identities = (
             [None] * log.requests if column is None else column.tolist() for column in (log.sessions, log.identities)
         )
 
-        def entry(request: int, front: int, prompt: Prompt | None, name: str = "") -> Entry:
-            pieces = None if prompt is None else self._reader.pieces_of(prompt, name)
+        def entry(request: int, prompt: Prompt | None, name: str = "") -> Entry:
+            pieces, front = None if prompt is None else self._reader.pieces_of(prompt, name), fronts[request]
             if front or pieces is None:
                 pieces = _behind(log, request, front, pieces)
             keys, lengths, opens, _ = pieces
             identity = (("number", identities[request]),)
             return Entry(keys, lengths, request, session=sessions[request], opens=opens, identity=identity)
 
-        for request, (front, prompt) in enumerate(zip(log.fronts.tolist(), self.prompts, strict=True)):
-            usual = entry(request, front, prompt)
+        for request, prompt in enumerate(self.prompts):
+            usual: Entry | None = None
             for name, rewrite in rewrites.items():
                 other = None if prompt is None else rewrite(prompt)
                 is_new = other is not prompt
                 counts[name] += is_new
                 if is_new and name not in changed:
-                    changed[name] = deepcopy(unchanged)
-                if name in changed:
-                    changed[name].add(entry(request, front, other, name) if is_new else usual)
-            unchanged.add(usual)
+                    changed[name] = Columns()
+                    for earlier in range(request):
+                        changed[name].add(entry(earlier, self.prompts[earlier]))
+                if is_new:
+                    changed[name].add(entry(request, other, name))
+                elif name in changed:
+                    usual = usual or entry(request, prompt)
+                    changed[name].add(usual)
         self.prompts.release()
 
         def build(columns: Columns) -> Log:
