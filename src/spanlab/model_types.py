@@ -45,6 +45,7 @@ from spanlab.model_config import (
     windows,
 )
 from spanlab.model_families import (
+    PACKED_BLOCK,
     HeadsOf,
     adjusted_width,
     alternating_streams,
@@ -57,11 +58,13 @@ from spanlab.model_families import (
     lone_blocks,
     mimo_heads,
     mimo_window_heads,
+    packed_projections,
+    packed_tables,
     parallel_mixers,
+    recurrent_sizes,
     step_heads,
     step_window_heads,
 )
-from spanlab.model_mixers import PACKED_BLOCK, packed_projections, packed_tables, recurrent_sizes
 from spanlab.model_spec import LocalLayers, ModelSpec
 from spanlab.registry import among
 

@@ -25,7 +25,7 @@ from spanlab.engine.pages import PagePool
 from spanlab.engine.recurrent import MIXER, Action, Recurrence, SlotRef, StateScan
 from spanlab.engine.slots import StatePool
 from spanlab.engine.states import ApplyMap, MapScan, StoreMap
-from spanlab.model_mixers import SCAN_CHUNK
+from spanlab.model_families import SCAN_CHUNK
 from spanlab_kernels import AngleTable
 from spanlab_kernels.blocks import rotate
 
