@@ -306,7 +306,8 @@ class _NameColumn:
 
 
 _MOST_SHORT = (1 << 16) - 1  # tokens of a piece that 16 bits hold
-_PIECES_HELD = 1 << 19  # of the last prompts of sessions, since the next one may go on from them
+#: Sessions, and pieces of them, of which the last prompt is in memory, since the next one may go on from it.
+_SESSIONS_HELD, _PIECES_HELD = 4096, 1 << 19
 
 
 class Columns:
@@ -386,7 +387,7 @@ class Columns:
         last = self._latest.pop(session, None)
         self._latest[session] = keys, lengths, self._starts[-1]
         self._held += len(keys) - (0 if last is None else len(last[0]))
-        while self._held > _PIECES_HELD and len(self._latest) > 1:
+        while len(self._latest) > 1 and (self._held > _PIECES_HELD or len(self._latest) > _SESSIONS_HELD):
             self._held -= len(self._latest.popitem(last=False)[1][0])
         if last is None:
             return np.arange(len(keys)), 0, 0
