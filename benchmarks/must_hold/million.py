@@ -70,7 +70,7 @@ def once(log: str, keys: list[str]) -> dict[str, Any]:
     longest = max(request.num_tokens + request.output_len for request in requests)
     job = Job(study.arms["arm"], requests, study.batch, 0, None, 0, longest, 0, Path(os.devnull))
     records = sha256()
-    row = Simulator(study).run(job, lambda record: records.update(orjson.dumps(record)))
+    row = Simulator(study).simulate(job, lambda record: records.update(orjson.dumps(record)))
     return {
         "load_s": loaded - began,
         "simulate_s": time.process_time() - loaded,
