@@ -180,6 +180,16 @@ def forgetful(number: int) -> dict[str, Any]:
     return body
 
 
+def late(number: int) -> dict[str, Any]:
+    """The same turns, of which the second conversation has the reasoning of the answer before the latest one."""
+    if number % 2 == 0:
+        return forgetful(number)
+    body = session(1, number // 2 + 1)[-1]
+    if len(body["messages"]) > 5:
+        body["messages"][-4]["reasoning_content"] = invented(30, len(body["messages"]))
+    return body
+
+
 def completion(number: int) -> dict[str, Any]:
     return {
         "prompt": f"{stamped(number)}\n{invented(20, number)}",
@@ -194,6 +204,7 @@ LOGS = {
     "shuffled": shuffled,
     "keyed": keyed,
     "forgetful": forgetful,
+    "late": late,
     "completion": completion,
 }
 TRIED = {
@@ -202,6 +213,7 @@ TRIED = {
     "shuffled": {"volatile_last", "volatile_at_end", "days_alone", "tools_sorted", "documents_sorted", "all_mends"},
     "keyed": {"keys_sorted"},
     "forgetful": {"reasoning_kept"},
+    "late": {"reasoning_kept"},
     "completion": {"volatile_last"},
 }
 

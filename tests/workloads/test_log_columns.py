@@ -30,9 +30,11 @@ def entries(seed: int, sessions: int) -> list[Entry]:
     return made
 
 
+@pytest.mark.parametrize("limit", ["_SESSIONS_HELD", "_PIECES_HELD"])
 @pytest.mark.parametrize("sessions", [1, 4, 600])
 @pytest.mark.parametrize("seed", range(4))
-def test_columns_hold_every_piece(seed: int, sessions: int):
+def test_columns_hold_every_piece(monkeypatch, seed: int, sessions: int, limit: str):
+    monkeypatch.setattr(f"spanlab.workloads.logs.log.{limit}", 3)
     made, columns = entries(seed, sessions), Columns()
     for entry in made:
         columns.add(entry)
@@ -48,6 +50,14 @@ def test_columns_hold_every_piece(seed: int, sessions: int):
         start + at for start, entry in zip(starts, made, strict=False) if len(entry.keys) for at in (0, *entry.opens)
     ]
     assert opened == expected
+
+
+def test_a_long_piece_follows_short_ones():
+    columns, lengths = Columns(), [[16, 5], [16, 70_000], [16, 5]]
+    for line, each in enumerate(lengths):
+        columns.add(Entry(np.array([1, sum(each)]), np.array(each), line, float(line)))
+    log = columns.log("test", Ids.CONTENT, None, ())
+    assert (log.lengths.dtype, log.lengths.tolist()) == (np.int32, [length for each in lengths for length in each])
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 70])

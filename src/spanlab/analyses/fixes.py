@@ -570,20 +570,24 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
         return []
     survey = Survey.of(log.source.prompts)
     tried = {name: mend for name, mend in MENDS.items() if not mend.classes or mend.classes & set(classes)}
-    rewrites = {name: mend.make(survey) for name, mend in tried.items()}
-    together = Together({name: rewrites[name] for name in TOGETHER if name in rewrites})
-    changed = log.source.rewritten(log, rewrites | {"all_mends": together})
+
+    def made() -> tuple[dict[str, Rewrite], Together]:
+        rewrites = {name: mend.make(survey) for name, mend in tried.items()}
+        together = Together({name: rewrites[name] for name in TOGETHER if name in rewrites})
+        return rewrites | {"all_mends": together}, together
+
+    rewrites, together = made()
+    changed = log.source.rewritten(log, rewrites)
     says = {
-        name: f"{tried[name].says}; it changes {changed[name].prompts:,} prompts"
-        for name in rewrites
+        name: f"{mend.says}; it changes {changed[name].prompts:,} prompts"
+        for name, mend in tried.items()
         if name in changed
     }
     effective = [name for name in TOGETHER if name in together.effective]
     if len(effective) > 1:
-        rewrites["all_mends"], says["all_mends"] = together, f"all of {', '.join(effective)}"
-    return [
-        (_mended(arm, name, sentence, changed.pop(name).build()), rewrites[name]) for name, sentence in says.items()
-    ]
+        says["all_mends"] = f"all of {', '.join(effective)}"
+    again, _ = made()  # a mend that remembers earlier prompts begins anew where the log is written
+    return [(_mended(arm, name, sentence, changed.pop(name).build()), again[name]) for name, sentence in says.items()]
 
 
 def _mended(arm: ExplainedArm, name: str, says: str, log: Log) -> Fix:

@@ -351,6 +351,21 @@ def _listed(row: Row, refuse: Refuse, *, parse: Callable[[Row], Span]) -> Iterat
             refuse(f"data[{index}].{error}" if "data" in row.fields else str(error))
 
 
+def _span_of(name: Any, path: str, start: float | None, wait: float | None, *, failed: bool) -> Span:
+    """Return the span of a request to a path of an interface, whose answer took `wait` seconds."""
+    return Span(
+        "",
+        "",
+        None if name is None else str(name),
+        None,
+        start,
+        np.nan if start is None or wait is None else start + wait,
+        not any(f"/{word}" in path for word in _NO_PROMPT),
+        kind=path.rpartition("/")[2] or "other",
+        failed=failed,
+    )
+
+
 def _helicone(row: Row) -> Span:
     name, path = row.label("request_id", "response_id"), str(row.get("request_path", "target_url") or "")
     start, end = row.seconds("request_created_at"), row.seconds("response_created_at")
@@ -358,17 +373,8 @@ def _helicone(row: Row) -> Span:
     properties = unpacked(row.get("request_properties", "properties"))
     properties = Row(properties if isinstance(properties, dict) else {})
     session, status = properties.label(*_SESSIONS), count_of(row.fields, "response_status")
-    span = Span(
-        "",
-        "",
-        None if name is None else str(name),
-        None,
-        start,
-        start + wait if end is None and start is not None and wait is not None else np.nan if end is None else end,
-        not any(f"/{word}" in path for word in _NO_PROMPT),
-        kind=path.rpartition("/")[2] or "other",
-        failed=status < 200 or status >= 400,
-    )
+    span = _span_of(name, path, start, wait, failed=status < 200 or status >= 400)
+    span.end = span.end if end is None else end
     if row.get("cache_reference_id") not in (None, "", _OWN_CACHE):
         span.is_call, span.kind = False, "answered by Helicone's own cache"
     if not span.is_call:
@@ -429,17 +435,8 @@ def _portkey(row: Row) -> Span:
     name, session = row.label("id"), row.label("trace_id")
     start, wait = row.seconds("created_at"), row.duration("response_time", scale=1e-3)
     status, path = count_of(row.fields, "response_status_code"), str(row.get("request_url") or "")
-    span = Span(
-        "",
-        "",
-        None if name is None else str(name),
-        None,
-        start,
-        np.nan if start is None or wait is None else start + wait,
-        not any(f"/{word}" in path for word in _NO_PROMPT),
-        kind=path.rpartition("/")[2] or "other",
-        failed=str(row.get("is_success")).lower() in ("0", "false") or status >= 400,
-    )
+    failed = str(row.get("is_success")).lower() in ("0", "false") or status >= 400
+    span = _span_of(name, path, start, wait, failed=failed)
     if str(row.get("cache_status")).upper() in ("HIT", "SEMANTIC HIT"):
         span.is_call, span.kind = False, "answered by Portkey's own cache"
     if not span.is_call:

@@ -141,9 +141,9 @@ class Survey:
     def requests(self, units: Iterable[Block]) -> Ints:
         """Return the number of requests that have each of these units or texts of tools."""
         names = np.fromiter(map(hash, units), np.int64)
-        places = np.minimum(np.searchsorted(self._names, names), max(0, len(self._names) - 1))
         if not len(self._names):
             return np.zeros(len(names), dtype=np.int64)
+        places = np.minimum(np.searchsorted(self._names, names), len(self._names) - 1)
         return np.where(self._names[places] == names, self._requests[places], 0)
 
     def moves(self, message: Message) -> list[bool] | None:
