@@ -63,7 +63,7 @@ def test_spare_steps_are_all_that_there_is_room_for(tables, free):
         allocations.append(policy.allocate(policy.match(request, 0), 0))
         assert policy.append(allocations[-1], 0, tokens)
     steps, stops = 0, [tokens for tokens, _ in tables]
-    spare = policy.spare_steps(allocations)
+    spare = policy.spare_steps(allocations, [tokens for tokens, _ in tables])
     pairs = list(zip(allocations, stops, strict=True))
     while all(policy.append(allocation, stop + steps, stop + steps + 1) for allocation, stop in pairs):
         steps += 1

@@ -89,8 +89,8 @@ class Policy(Protocol):
         """
         ...
 
-    def spare_steps(self, allocations: list[Any]) -> int:
-        """Return the number of tokens that each of `allocations` can certainly take."""
+    def spare_steps(self, allocations: list[Any], starts: list[int]) -> int:
+        """Return the number of tokens that each of `allocations` can certainly take from its start on."""
         ...
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:

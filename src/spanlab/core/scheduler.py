@@ -108,6 +108,7 @@ class Scheduler:
         while at and self.waiting[at - 1].request.priority > request.priority:
             at -= 1
         self.waiting.insert(at, ScheduledSequence(request))
+        self._refused = self._refused and at > 0
 
     @property
     def idle(self) -> bool:
@@ -190,9 +191,10 @@ class Scheduler:
             self._decode_batch = DecodeBatch(running[:leading])
         batch = self._decode_batch
         count = len(batch.sequences)
-        if not 0 < count <= budget or self.policy.spare_steps(batch.allocations) < 1:
+        starts = batch.starts(0)
+        if not 0 < count <= budget or self.policy.spare_steps(batch.allocations, starts) < 1:
             return 0
-        self.policy.repeat(batch.allocations, batch.starts(0), 1, unnoticed)
+        self.policy.repeat(batch.allocations, starts, 1, unnoticed)
         step.decodes = batch.sequences
         return count
 
@@ -308,8 +310,8 @@ class Scheduler:
                 allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
             if allocation is None:
                 # The queue is served in order: a later request does not overtake one that does not
-                # fit, as in vLLM.
-                self._refused = not self.policy.retries_each_step
+                # fit, as in vLLM. A step of decodes alone may have room for the first chunk of one that was passed.
+                self._refused = not (at or self.policy.retries_each_step)
                 return
             del self.waiting[at]
             sequence.admit(allocation, now)
@@ -339,15 +341,16 @@ class Scheduler:
         return used
 
     def _horizon(self, step: ScheduledStep) -> int:
-        has_waiting = self.waiting and self._spare_sequences > 0
+        may_admit = self.waiting and self._spare_sequences > 0 and not self._refused
         if (
             step.chunks
             or not step.decodes
             or self._preempted_this_step
-            or (has_waiting and self.policy.retries_each_step)
+            or (may_admit and self.policy.retries_each_step)
         ):
             return 1
-        most = 1 + self.policy.spare_steps(self._batch_of(step).allocations)
+        batch = self._batch_of(step)
+        most = 1 + self.policy.spare_steps(batch.allocations, batch.starts(1))
         progress = self.policy.rules.progress
         if progress is None:
             return most

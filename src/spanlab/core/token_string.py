@@ -244,5 +244,5 @@ def sums_before(lengths: NDArray[np.integer], indexes: NDArray[np.int64]) -> NDA
         chunk = np.append(lengths[start : start + _CHUNK].astype(np.int64), 0)
         parts = total + np.cumsum(np.append(0, np.add.reduceat(chunk, begins)))
         sums[first:last] = parts[begins.searchsorted(inside)]
-        total = parts[-1]
+        total = int(parts[-1])  # a NumPy integer is not an int where this file is compiled
     return sums[places]

@@ -7,7 +7,7 @@ and the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
@@ -133,6 +133,12 @@ class BlockMatcher:
     def forget(self, request: Request) -> None:
         """Drop the cached digests of a request."""
         self._chains.pop(request.id, None)
+
+    def outputs(self) -> Iterator[Digests]:
+        """Return the digests of all matched requests whose outputs are known, from their first tokens on."""
+        for chain in self._chains.values():
+            if (output := chain.request.output) is not None:
+                yield chain.digests_to(len(chain.prompt) + len(output))
 
     def digests(self, chain: Chain) -> Digests:
         """Return the digests of the leading group's blocks."""
@@ -293,6 +299,18 @@ class Refusal:
             return False
         return pool.find_run(0, self.digests, 0, len(self.digests)).count < max(1, len(self.digests))
 
+    def outlasts_decoding(self, publishes_at_once: bool, outputs: Iterable[Digests]) -> bool:
+        """Whether it applies until a request ends or computes a part of its prompt; `outputs` as of `BlockMatcher`.
+
+        A block that decoding takes is one free block less, and evicts one block of this prompt at most.
+
+        `publishes_at_once`  whether a prompt's blocks are published in the step that computes them
+        """
+        if not self.digests:
+            return True
+        last, following = len(self.digests) - 1, self.digests[-1]
+        return publishes_at_once and all(len(output) <= last or output[last] != following for output in outputs)
+
 
 class Calendar:
     """The steps in which decoding sequences change the pool: a step costs the sequences that do, not all of them.
@@ -318,7 +336,6 @@ class Calendar:
 class BlockPolicy:
     """Matches each prompt with the pool, and allocates the blocks that each step writes."""
 
-    retries_each_step = True  # decoding publishes blocks and frees states, so a refused request may fit
     stores_when_scheduled = True
 
     def __init__(
@@ -357,6 +374,16 @@ class BlockPolicy:
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._step = 0
         self._refusal: Refusal | None = None  # of the last refused request
+
+    @property
+    def retries_each_step(self) -> bool:
+        """Whether decoding may make the refused request fit: it publishes blocks and frees states.
+
+        A block of full attention that decoding fills holds a token of an output. It can be the next one that the
+        refused prompt reuses only where outputs are known and this prompt contains one of them.
+        """
+        refusal = self._refusal
+        return refusal is None or not refusal.outlasts_decoding(self._grows_only, self._matcher.outputs())
 
     def start_step(self, now: int) -> None:
         """Make the states of the previous step usable."""
@@ -608,10 +635,16 @@ class BlockPolicy:
                 due[number] = max(step + 1, allocation.room - calendar.starts[number])
             calendar.next = min(due)
 
-    def spare_steps(self, allocations: list[BlockAllocation]) -> int:
+    def spare_steps(self, allocations: list[BlockAllocation], starts: list[int]) -> int:
         """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
         per_request = len(self._groups) + len(self._states)
-        return self._pool.num_free // (per_request * len(allocations)) * self._matcher.unit
+        free, count = self._pool.num_free, len(allocations)
+        if free >= count or not self._grows_only:
+            return free // (per_request * count) * self._matcher.unit
+        # Fewer blocks than requests: these are taken by those whose last block is fullest.
+        tables = [allocation.tables[0] for allocation in allocations]
+        rooms = [table.length * self.blocks.size - start for table, start in zip(tables, starts, strict=True)]
+        return sorted(rooms)[free]
 
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Record the computed tokens; their blocks are published already."""

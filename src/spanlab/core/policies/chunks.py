@@ -256,7 +256,7 @@ class UnsharedPolicy:
             stop = start + times
             self._extend(allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop)
 
-    def spare_steps(self, allocations: list[CountedAllocation]) -> int:
+    def spare_steps(self, allocations: list[CountedAllocation], starts: list[int]) -> int:
         """Return the exact number of decode steps for which memory of all `allocations` suffices.
 
         Each takes a block when its last one is full, and then one per block size: after `rounds` of

@@ -157,7 +157,7 @@ class WholeSequences:
             granted = self.append(allocation, start, start + times)
             assert granted, "more steps were scheduled than memory allows"
 
-    def spare_steps(self, allocations: list[SequenceAllocation]) -> int:
+    def spare_steps(self, allocations: list[SequenceAllocation], starts: list[int]) -> int:
         """Return the number of tokens that each of `allocations` can take while nothing is evicted."""
         return self.store.free // len(allocations)
 

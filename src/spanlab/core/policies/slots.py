@@ -296,10 +296,10 @@ class SlotPolicy(WholeSequences):
                 self._set(slot, NOTHING, 0)
         return True
 
-    def spare_steps(self, allocations: list[SequenceAllocation]) -> int:
+    def spare_steps(self, allocations: list[SequenceAllocation], starts: list[int]) -> int:
         """Return the number of tokens that each of `allocations` can take while no slot is cleared."""
         if self.slot_rules.unified:
-            return super().spare_steps(allocations)
+            return super().spare_steps(allocations, starts)
         return self._share_of_slot - max([allocation.tokens for allocation in allocations])
 
     def insert(self, allocation: SequenceAllocation, computed: int, now: int, cache_span: int = 0) -> None:

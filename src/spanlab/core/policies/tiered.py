@@ -125,9 +125,9 @@ class OverTiers(ABC, Generic[P]):
         """Delegate to the policy."""
         return self._policy.chunk_end(plan, start, stop, most, generated)
 
-    def spare_steps(self, allocations: list[Any]) -> int:
+    def spare_steps(self, allocations: list[Any], starts: list[int]) -> int:
         """Delegate to the policy."""
-        return self._policy.spare_steps(allocations)
+        return self._policy.spare_steps(allocations, starts)
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
         """Delegate to the policy."""

@@ -485,7 +485,7 @@ class TreePolicy:
             - 1
         )
 
-    def spare_steps(self, allocations: list[TreeAllocation]) -> int:
+    def spare_steps(self, allocations: list[TreeAllocation], starts: list[int]) -> int:
         """Return the number of tokens that certainly fit for each of `allocations`."""
         return self.store.spare_tokens() // len(allocations)
 
