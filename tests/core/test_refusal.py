@@ -1,6 +1,7 @@
 """A refused prompt is matched again only when it may fit."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,18 @@ def test_a_refused_prompt_is_looked_up_once():
     for now in range(10):
         scheduler.complete(scheduler.schedule(now), now, [])
     assert (len(scheduler.running), len(scheduler.waiting)) == (1, 1)
-    assert (len(policy.plans), len(set(policy.plans))) == (11, 2)
+    assert (len(policy.plans), len(set(policy.plans))) == (3, 2)
+
+
+def test_a_request_of_higher_priority_is_tried_at_once():
+    policy = BlockPolicy(BlockRules(SIZE), BlockStore(BlockPool(8), 1, 1))
+    scheduler = Scheduler(policy, BatchRules())
+    scheduler.add(request(0, range(8), 6))
+    scheduler.complete(scheduler.schedule(0), 0, [])
+    scheduler.add(replace(request(1, range(100, 120)), priority=1))
+    scheduler.complete(scheduler.schedule(1), 1, [])
+    scheduler.add(request(2, range(200, 202)))
+    assert [chunk.sequence.request.id for chunk in scheduler.schedule(2).chunks] == [2]
 
 
 EVENTS = {

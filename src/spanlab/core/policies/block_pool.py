@@ -154,6 +154,7 @@ class BlockTable:
     `counts`       blocks that the request holds of each run, and of the runs that were cut off it since
     `length`       blocks of all runs, and those that are not published; counted where there are runs
     `num_visited`  leading blocks that were published, or skipped
+    `unkeyed`      the last ones of these, if they were only counted: their keys follow before the table is released
     `last_state`   index of the state before the last allocation; None without one
     `num_retired`  leading blocks that were freed or are null, permanently
     `inner`        whether the chunk that is planned also stores the state at its last boundary
@@ -169,6 +170,7 @@ class BlockTable:
     num_retired: int = 0
     inner: bool = False
     grown: bool = False
+    unkeyed: int = 0
     tail: tuple[int, Source] | None = None
 
     def runs(self) -> list[Run]:
@@ -207,6 +209,8 @@ class BlockPool:
         self._ends.before = self._ends.behind = self._ends
         self._runs: defaultdict[int, dict[int, Run]] = defaultdict(dict)  # by group and first digest
         self._copies: dict[BlockKey, list[Run]] = {}  # runs published after the stored one of a key, in order
+        self._num_unkeyed = 0  # blocks that were only counted as published
+        self._num_owed = 0  # published blocks of group 0 that were only counted as evicted
         self.num_blocks = self.num_free = num_blocks  #: the second: that no request uses, published ones included
         self.remembered = remembered
         self.lower: LowerTiers | None = None
@@ -222,6 +226,7 @@ class BlockPool:
 
     def find(self, group: int, digest: int) -> Run | None:
         """Return the first published run that begins with a digest, else a block of a lower tier; None without one."""
+        self._evict_owed()
         run = self._runs[group].get(digest)
         if run is not None and run.stored:
             return run
@@ -241,6 +246,7 @@ class BlockPool:
 
     def count_behind(self, group: int, digests: Digests, start: int, stop: int) -> tuple[int, int]:
         """Return how many digests in `[start, stop)` have a block, and how many lost it and were not missed since."""
+        self._evict_owed()
         present = evicted = at = 0
         runs = self._runs[group]
         while at < stop:
@@ -261,6 +267,7 @@ class BlockPool:
 
     def miss(self, group: int, digests: Digests, start: int) -> None:
         """Note that a request misses the evicted blocks of the digests from `start` on."""
+        self._evict_owed()
         at, runs = 0, self._runs[group]
         while at < len(digests):
             run, count = runs.get(digests[at]), 1
@@ -279,11 +286,32 @@ class BlockPool:
 
     def take(self, count: int) -> None:
         """Allocate `count` blocks: those without a key, then published ones, which are evicted."""
+        self._evict_first(self._take_blank(count))
+
+    def take_later(self, count: int) -> None:
+        """Allocate as `take`, of a pool with one group; published blocks are evicted once the pool is read."""
+        owed = self._take_blank(count)
+        self._num_owed += owed
+        self.num_evicted[0] += owed
+
+    def _take_blank(self, count: int) -> int:
+        """Allocate blocks without a key; returns the number of those that are missing."""
         assert count <= self.num_free, "more blocks were allocated than are free"
         self.num_free -= count
         blank = min(count, self._blank)
         self._blank -= blank
-        count -= blank
+        return count - blank
+
+    def _evict_owed(self) -> None:
+        """Evict what `take_later` allocated."""
+        if self._num_owed:
+            owed, self._num_owed = self._num_owed, 0
+            self.num_evicted[0] -= owed
+            self._evict_first(owed)
+
+    def _evict_first(self, count: int) -> None:
+        """Evict the first `count` free published blocks."""
+        self._evict_owed()
         while count:
             run = self._ends.behind
             assert run is not None and run is not self._ends, "free blocks are blank, or in the queue"
@@ -378,6 +406,7 @@ class BlockPool:
 
         Blocks of a lower tier are published one by one, for it knows them by their keys.
         """
+        self._evict_owed()
         at, runs = table.num_visited, self._runs[group]
         self.num_published[group] += stop - at
         table.separate_last()
@@ -418,6 +447,22 @@ class BlockPool:
                 self.lower.published(BlockKey(group, digest))
         table.num_visited = stop
 
+    def count(self, group: int, table: BlockTable, stop: int) -> None:
+        """Count the blocks of a request up to `stop` as published; no other request has their digests."""
+        added = stop - table.num_visited
+        self.num_published[group] += added
+        self._num_unkeyed += added
+        table.unkeyed += added
+        table.num_visited = stop
+
+    def publish_counted(self, group: int, table: BlockTable, digests: Digests, source: Source) -> None:
+        """Publish the blocks that `count` has counted."""
+        stop, counted = table.num_visited, table.unkeyed
+        self.num_published[group] -= counted
+        self._num_unkeyed -= counted
+        table.num_visited, table.unkeyed = stop - counted, 0
+        self.publish(group, table, digests, stop, source)
+
     def _may_grow(self, run: Run) -> bool:
         """Whether further blocks of the only request that holds a run may join it."""
         return run.users == 1 and not run.forks and self.lower is None and not self._copies_of(run)
@@ -451,6 +496,7 @@ class BlockPool:
 
     def use(self, prefix: Prefix) -> None:
         """Add one reference to each block of a prefix; null blocks are not counted."""
+        self._evict_owed()
         start = 0
         for run in prefix.runs:
             if start + len(run) > prefix.count:
@@ -466,6 +512,7 @@ class BlockPool:
 
     def free(self, runs: Iterable[Run]) -> None:
         """Drop one reference to each block; published ones without references join the queue in this order."""
+        self._evict_owed()
         for run in runs:
             if run is NULL_BLOCK:
                 continue
@@ -489,6 +536,7 @@ class BlockPool:
 
     def waiting(self) -> Iterator[BlockKey]:
         """Return an iterator over the keys of published blocks without references, in order of eviction."""
+        self._evict_owed()
         run = self._ends.behind
         while run is not None and run is not self._ends:
             for digest in reversed(run.digests):
@@ -497,13 +545,14 @@ class BlockPool:
 
     def check(self) -> None:
         """Verify the counts and the queue by recounting; slow, for tests."""
+        self._evict_owed()
         published = [run for first in self._runs.values() for run in first.values() if run.stored]
         for key, copies in self._copies.items():
             assert all(run.digests == self._runs[key.group][key.digest].digests for run in copies), "copies differ"
             published += copies
         for group, first in self._runs.items():
             assert all(run.group == group and run.digests[0] == digest for digest, run in first.items()), "a wrong key"
-        counted: Counter[int] = Counter()
+        counted: Counter[int] = Counter({0: self._num_unkeyed} if self._num_unkeyed else {})
         for run in published:
             counted[run.group] += len(run)
         assert self.num_published - self.num_evicted == counted, "published blocks are miscounted"
@@ -901,7 +950,12 @@ class Chain:
         """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
         if length // self._size > len(self.digests):
             reach, output = length + self.lookahead, self.request.output
-            self._digest(self.string(reach + _AHEAD if output is None else min(reach, len(self.prompt) + len(output))))
+            if output is not None:
+                self._digest(self.string(min(reach, len(self.prompt) + len(output))))
+            elif self.lookahead:
+                self._digest(self.string(reach + _AHEAD))
+            else:
+                self._number_output(reach + _AHEAD)
         return self.digests
 
     def string(self, length: int) -> TokenString:
@@ -949,6 +1003,16 @@ class Chain:
             digests += _mixed(
                 (behind.astype(np.int64).view(np.uint64) + np.uint64(1)) * np.uint64(2 * ahead + 1) * _STRIDE
             )
+        self.digests.frombytes(digests.tobytes())
+
+    def _number_output(self, length: int) -> None:
+        """Append digests of blocks with unknown ids, which no other request has.
+
+        Each is one of the prompt, the request and the position: ids need not be compared.
+        """
+        of_request = np.uint64(self.request.id % (1 << 32) << 32)
+        positions = np.arange(len(self.digests) + 1, length // self._size + 1, dtype=np.uint64)
+        digests = _mixed((positions + of_request) * _STRIDE) + np.uint64(self._digest_of_blocks)
         self.digests.frombytes(digests.tobytes())
 
 

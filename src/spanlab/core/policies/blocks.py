@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
@@ -38,7 +39,7 @@ from spanlab.core.policies.block_pool import (
 )
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
-from spanlab.core.request import Request
+from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
 from spanlab.model_spec import BoundedReads
 
@@ -75,6 +76,7 @@ class BlockAllocation:
     `begun`     start position of the last step, where steps are planned ahead
     `step`      number of that step
     `loads_state`  whether the first step starts from a stored state
+    `alone_from`   position from which on no other request can contain the tokens; with known outputs, there is none
     """
 
     plan: BlockPlan
@@ -88,6 +90,7 @@ class BlockAllocation:
     begun: int = 0
     step: int = -1
     loads_state: bool = False
+    alone_from: int = UNLIMITED
 
 
 # ------------------------------------------------------------------------------
@@ -315,17 +318,16 @@ class Refusal:
 class Calendar:
     """The steps in which decoding sequences change the pool: a step costs the sequences that do, not all of them.
 
-    `due`   of each sequence, its next such step, counted from that of `starts`
-    `next`  the first of them
+    `due`  a heap of each sequence's next such step, counted from that of `starts`, with its number
     """
 
-    __slots__ = ("_allocations", "due", "next", "starts")
+    __slots__ = ("_allocations", "due", "starts")
 
     def __init__(self, allocations: list[BlockAllocation], starts: list[int]) -> None:
         self._allocations, self.starts = allocations, starts
-        rooms = zip(allocations, starts, strict=True)
-        self.due = [allocation.room - start if allocation.room > start else 0 for allocation, start in rooms]
-        self.next = min(self.due)
+        rooms = enumerate(zip(allocations, starts, strict=True))
+        self.due = [(max(0, allocation.room - start), number) for number, (allocation, start) in rooms]
+        heapify(self.due)
 
     def continues(self, allocations: list[BlockAllocation], starts: list[int]) -> bool:
         """Whether these are the same sequences, all of them the same number of steps later."""
@@ -427,7 +429,9 @@ class BlockPolicy:
         if plan.losses.kv_evicted:
             self._matcher.missed(plan)
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
-        return BlockAllocation(plan, (work,), tables, loads_state=bool(self._states) and plan.resume > 0)
+        alone_from = work.stop if plan.request.output is None else UNLIMITED
+        loads_state = bool(self._states) and plan.resume > 0
+        return BlockAllocation(plan, (work,), tables, loads_state=loads_state, alone_from=alone_from)
 
     def fits(self, plan: BlockPlan, generated: int = 0, drafts: int = 0) -> bool:
         """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads.
@@ -518,7 +522,7 @@ class BlockPolicy:
             allocation.begun = stop  # rejected drafts lie before the step that is planned ahead
             return True
         if self._grows_only and not drafts:
-            return self._grow(allocation, stop)
+            return self._grow(allocation, start, stop)
         num_computed = self._num_computed(allocation, start)
         if self.blocks.inner_states:
             length = allocation.work[-1].stop
@@ -541,19 +545,25 @@ class BlockPolicy:
             allocation.room = min(rooms)
         return True
 
-    def _grow(self, allocation: BlockAllocation, stop: int) -> bool:
-        """Append as below, in fewer operations: decoding does little else in a simulation of long outputs."""
-        table, size = allocation.tables[0], self.blocks.size
+    def _grow(self, allocation: BlockAllocation, start: int, stop: int) -> bool:
+        """Append as `append` does, in fewer operations: decoding does little else in a simulation of long outputs.
+
+        A block with a token of an output without known ids is only counted: no other request can contain it.
+        """
+        table, size, pool = allocation.tables[0], self.blocks.size, self._pool
         new = blocks_of(stop, size) - table.length
         if new > 0:
-            if new > self._pool.num_free:
+            if new > pool.num_free:
                 return False
-            self._pool.take(new)
+            pool.take_later(new)
             table.length += new
         full = stop // size
         if full > table.num_visited:
-            chain = self._matcher.chain(allocation.plan.request)
-            self._pool.publish(0, table, chain.digests_to(stop), full, chain.source(stop))
+            if start >= allocation.alone_from and pool.lower is None:
+                pool.count(0, table, full)
+            else:
+                chain = self._matcher.chain(allocation.plan.request)
+                pool.publish(0, table, chain.digests_to(stop), full, chain.source(stop))
         room, unpublished = table.length * size, (table.num_visited + 1) * size - 1
         allocation.room = room if room < unpublished else unpublished
         return True
@@ -626,14 +636,14 @@ class BlockPolicy:
         if calendar is None or not calendar.continues(allocations, starts):
             calendar = self._calendar = Calendar(allocations, starts)
         first, due = starts[0] - calendar.starts[0], calendar.due
-        while (step := calendar.next) < first + times:
+        while (step := due[0][0]) < first + times:
             before(step - first)
-            for number in [number for number, due_at in enumerate(due) if due_at == step]:  # first request first
-                allocation, start = allocations[number], calendar.starts[number] + step
-                granted = self.append(allocation, start, start + 1)
+            while due[0][0] == step:  # first request first
+                number = due[0][1]
+                allocation, begin = allocations[number], calendar.starts[number]
+                granted = self.append(allocation, begin + step, begin + step + 1)
                 assert granted, "more steps were scheduled than memory allows"
-                due[number] = max(step + 1, allocation.room - calendar.starts[number])
-            calendar.next = min(due)
+                heapreplace(due, (max(step + 1, allocation.room - begin), number))
 
     def spare_steps(self, allocations: list[BlockAllocation], starts: list[int]) -> int:
         """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
@@ -660,7 +670,11 @@ class BlockPolicy:
 
     def free(self, allocation: BlockAllocation, now: int) -> None:
         """Free all blocks, last tokens first, of a finished or preempted request."""
+        chain = self._matcher.chain(allocation.plan.request)
         for group, table in zip(self._groups, allocation.tables, strict=True):
+            if table.unkeyed:
+                length = table.num_visited * group.size
+                self._pool.publish_counted(group.index, table, chain.digests_to(length), chain.source(length))
             # The end of a prompt is evicted before its beginning, which more requests share.
             group.release(table)
         self._matcher.forget(allocation.plan.request)
