@@ -89,18 +89,29 @@ def _values(column: Any) -> NDArray[Any]:
     """Return a column of pyarrow: numbers with NaN where there is none, or objects."""
     import pyarrow as pa
 
-    values: NDArray[Any]
-    # Numbers not by column.to_numpy(), nor with a scalar: both import pandas, which takes longer than reading.
+    # Read from the buffers: column.to_numpy() imports pandas, and other functions pyarrow.compute.
     if not pa.types.is_primitive(column.type):
-        values = column.to_numpy()
-    elif column.null_count:
-        values = np.full(len(column), np.nan)
-        values[_values(column.is_valid())] = _values(column.drop_null())
-    elif pa.types.is_boolean(column.type):
-        values = _values(column.cast(pa.uint8())).astype(np.bool_)
+        objects: NDArray[Any] = column.to_numpy()
+        return objects
+    parts = [_numbers(chunk, pa.types.is_boolean(column.type)) for chunk in column.chunks]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _numbers(chunk: Any, boolean: bool) -> NDArray[Any]:
+    """Return a chunk of a column of numbers or booleans."""
+    valid, data = chunk.buffers()
+    rows = slice(chunk.offset, chunk.offset + len(chunk))
+    values: NDArray[Any]
+    if boolean:
+        values = _bits(data)[rows]
     else:
-        values = np.from_dlpack(column.combine_chunks())
-    return values
+        values = np.frombuffer(data, chunk.type.to_pandas_dtype())[rows]
+    return values if not chunk.null_count else np.where(_bits(valid)[rows], values, np.nan)
+
+
+def _bits(buffer: Any) -> NDArray[np.bool_]:
+    """Return the bits of a buffer, from the lowest of each byte up."""
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").astype(np.bool_)
 
 
 def select(columns: Columns, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:

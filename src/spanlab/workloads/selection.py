@@ -153,8 +153,8 @@ def _document_span(corpus: Corpus, row: Row) -> int:
     return next((span for span in row.spans if corpus.reusable[span]), row.spans[-1])
 
 
-def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Span, ...]]:
-    """Yield the spans of each row; all rows share one object per span, and one per length of a cut document.
+def _with_spans(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Row, tuple[Span, ...]]]:
+    """Yield each row with its spans; all rows share one object per span, and one per length of a cut document.
 
     Text that a source knows by runs of ids has one span for as long as they continue.
     """
@@ -180,7 +180,8 @@ def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Sp
 
     for row in rows:
         spans, first, size = list[Span](), 0, 0  # the run that is open has `size` ids
-        for number in corpus.rows[row.row].spans:
+        of_corpus = corpus.rows[row.row]
+        for number in of_corpus.spans:
             ids, length = tokens[number], row.length if number == row.document else lengths[number]
             run = None if independent[number] or reusable[number] or not isinstance(ids, IdRun) else ids
             if run is not None and size and run.first == first + size:
@@ -191,7 +192,7 @@ def _spans_of(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Sp
             first, size = (0, 0) if run is None else (run.first, length)
             if run is None:
                 spans.append(made_of(number, length))
-        yield (*spans, run_of(first, size)) if size else tuple(spans)
+        yield of_corpus, ((*spans, run_of(first, size)) if size else tuple(spans))
 
 
 def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
@@ -208,9 +209,8 @@ def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: 
             wait_ns=0 if corpus.waits_ns is None else corpus.waits_ns[index],
             after=after.get(index, ()),
         )
-        for number, (index, row, spans) in enumerate(
-            (selected.row, corpus.rows[selected.row], spans)
-            for selected, spans in zip(selected_rows, _spans_of(corpus, selected_rows), strict=True)
+        for number, (index, (row, spans)) in enumerate(
+            zip([selected.row for selected in selected_rows], _with_spans(corpus, selected_rows), strict=True)
         )
     )
 

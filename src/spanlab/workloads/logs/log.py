@@ -344,18 +344,17 @@ class Columns:
         count, keys = len(entry.keys), entry.keys
         if self._identities.add(entry.identity):
             keys = salt_keys(keys, entry.identity)
-        places, copied, source = self._different(entry.session, keys, entry.lengths)
+        runs, copied, source = self._different(entry.session, keys, entry.lengths)
         self._copied.append(copied)
         self._sources.append(source)
-        begins = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-        ends = np.append(begins[1:], len(places)) - 1
-        self._run_counts.append(len(begins))
-        self._runs.extend(np.stack([places[begins], places[ends] + 1], axis=1).ravel().tolist() if len(begins) else ())
-        self._keys.frombytes(keys[places].astype(np.int64, copy=False).tobytes())
-        lengths = entry.lengths[places]
-        if self._lengths.typecode == "H" and lengths.max(initial=0) > _MOST_SHORT:
-            self._lengths = array("i", self._lengths)
-        self._lengths.frombytes(lengths.astype(self._lengths.typecode).tobytes())
+        self._run_counts.append(len(runs) // 2)
+        self._runs.extend(runs)
+        for first, stop in zip(runs[::2], runs[1::2], strict=True):
+            self._keys.frombytes(keys[first:stop].astype(np.int64, copy=False).tobytes())
+            lengths = entry.lengths[first:stop]
+            if self._lengths.typecode == "H" and lengths.max() > _MOST_SHORT:
+                self._lengths = array("i", self._lengths)
+            self._lengths.frombytes(lengths.astype(self._lengths.typecode).tobytes())
         begin = self._starts[-1]
         self._opens.extend([begin + index for index in ((0, *entry.opens) if count else ())])
         self._free.extend([begin + index for index in entry.free])
@@ -382,18 +381,29 @@ class Columns:
         """Number of the prompt of each request; None if it has none."""
         return self._prompts
 
-    def _different(self, session: Hashable, keys: Keys, lengths: Ints) -> tuple[Ints, int, int]:
-        """Return the places at which a prompt differs from the last one of its session, its pieces, and its begin."""
+    def _different(self, session: Hashable, keys: Keys, lengths: Ints) -> tuple[list[int], int, int]:
+        """Compare a prompt with the last one of its session.
+
+        Returns the first place and the end of each run of pieces that differ, the pieces of both, and where the last
+        prompt begins.
+        """
         last = self._latest.pop(session, None)
         self._latest[session] = keys, lengths, self._starts[-1]
         self._held += len(keys) - (0 if last is None else len(last[0]))
         while len(self._latest) > 1 and (self._held > _PIECES_HELD or len(self._latest) > _SESSIONS_HELD):
             self._held -= len(self._latest.popitem(last=False)[1][0])
         if last is None:
-            return np.arange(len(keys)), 0, 0
+            return ([0, len(keys)] if len(keys) else []), 0, 0
         count = min(len(keys), len(last[0]))
         differs = (keys[:count] != last[0][:count]) | (lengths[:count] != last[1][:count])
-        return np.concatenate([np.flatnonzero(differs), np.arange(count, len(keys))]), count, last[2]
+        first = count - int(np.count_nonzero(differs))
+        if not differs[first:].all():
+            edges = np.flatnonzero(differs[1:] != differs[:-1]) + 1
+            runs = [0, *edges.tolist()] if differs[0] else edges.tolist()
+            if len(runs) % 2 == 0:  # the last pieces of both are equal
+                return [*runs, *([count, len(keys)] if len(keys) > count else [])], count, last[2]
+            return [*runs, len(keys)], count, last[2]
+        return ([first, len(keys)] if first < len(keys) else []), count, last[2]
 
     def _expanded(self, starts: Ints, stored: NDArray[Any]) -> NDArray[Any]:
         """Return values of all pieces from those that are stored."""

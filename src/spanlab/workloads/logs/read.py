@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -341,7 +342,7 @@ def _check_times(entry: Entry) -> None:
         return
     if not abs(entry.at) <= LONGEST_S:
         raise BadFieldError("timestamp", f"a time within {LONGEST_S:.0e} s of 1970{actual(entry.at)}")
-    if not np.isnan(entry.moments.queued):
+    if not math.isnan(entry.moments.queued):
         return
     for name, moment in zip(Moments._fields, entry.moments, strict=True):
         if abs(moment - entry.at) > LONGEST_REQUEST_S:
