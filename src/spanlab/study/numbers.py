@@ -101,11 +101,7 @@ def _numbers(chunk: Any, boolean: bool) -> NDArray[Any]:
     """Return a chunk of a column of numbers or booleans."""
     valid, data = chunk.buffers()
     rows = slice(chunk.offset, chunk.offset + len(chunk))
-    values: NDArray[Any]
-    if boolean:
-        values = _bits(data)[rows]
-    else:
-        values = np.frombuffer(data, chunk.type.to_pandas_dtype())[rows]
+    values: NDArray[Any] = (_bits(data) if boolean else np.frombuffer(data, chunk.type.to_pandas_dtype()))[rows]
     return values if not chunk.null_count else np.where(_bits(valid)[rows], values, np.nan)
 
 
