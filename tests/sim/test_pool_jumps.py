@@ -21,7 +21,9 @@ KINDS = {
     "full": {},
     "ahead": {"ahead": True},
     "drafter": {"drafter": 1},
-    "states": {"states": "align", "state_groups": 1},
+    "states": {"states": "align"},
+    "all_states": {"states": "align", "state_groups": 2, "retention": None},
+    "inner_states": {"states": "align", "retention": 8, "inner_states": True},
     "window": {"groups": (GroupRule("full", SIZE), GroupRule("window", SIZE, 6))},
 }
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -41,6 +43,10 @@ class Thorough(BlockPolicy):
         if allocation is not None:
             allocation.alone_from = UNLIMITED
         return allocation
+
+    def append(self, allocation, start, stop, drafts=0):
+        allocation.room = 0
+        return super().append(allocation, start, stop, drafts)
 
     def spare_steps(self, allocations, starts):
         return 0

@@ -430,7 +430,10 @@ class StateBlocks(SingleBlocks):
         return any(position // self.size == index + 1 for position in boundaries.positions)
 
     def room(self, table: BlockTable) -> int:
-        return 0  # states are freed while the request runs
+        if self.drafts:
+            return 0  # blocks move on with each step
+        freed = (table.num_retired + 1) * self.size + 1  # behind the first token that no longer reads the state
+        return min(len(table.blocks) * self.size, (table.num_visited + 1) * self.size - 1, freed)
 
 
 def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:

@@ -72,7 +72,7 @@ class BlockAllocation:
 
     `captures`  positions of the states that the last extension published
     `captured`  number of published states in total
-    `room`      tokens up to which `append` does nothing; 0 where states may be freed, or steps are planned ahead
+    `room`      tokens up to which `append` does nothing; 0 where it always does something, or steps are planned ahead
     `begun`     start position of the last step, where steps are planned ahead
     `step`      number of that step
     `loads_state`  whether the first step starts from a stored state
@@ -540,7 +540,7 @@ class BlockPolicy:
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
         self._publish(allocation, stop - (decodes and num_computed < start))
-        if not (self._states or self.blocks.ahead or self._keys_tails):
+        if not (self.blocks.ahead or self._keys_tails):
             rooms = [group.room(table) for group, table in zip(self._groups, allocation.tables, strict=True)]
             allocation.room = min(rooms)
         return True
