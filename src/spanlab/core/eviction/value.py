@@ -326,12 +326,10 @@ def index_of(rates: Floats) -> Floats:
     reused = survival[:-1] - survival[1:]
     time = reused / rates
     total_reused, total_time = np.cumsum(reused), np.cumsum(time)
-    before = np.arange(len(rates))
-    gains = total_reused[None, :] - (total_reused - reused)[before, None]
-    times = total_time[None, :] - (total_time - time)[before, None]
-    is_later = np.triu(np.ones((len(rates), len(rates)), dtype=bool))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(is_later & (times > 0), gains / times, 0.0)
+    gains = total_reused[None, :] - (total_reused - reused)[:, None]
+    times = total_time[None, :] - (total_time - time)[:, None]
+    later = np.triu(times > 0)
+    ratio = np.divide(gains, times, out=np.zeros_like(gains), where=later)
     index: Floats = np.maximum(ratio.max(axis=1), rates)
     return index
 
@@ -385,15 +383,21 @@ class ReuseRates:
 
     def index(self, reuse_class: ReuseClass, age: int) -> float:
         """The Gittins index of an entry of a class and age, in reuses per time."""
-        index = self._index.get(reuse_class.coarse)
+        index = self._index.get(reuse_class)
         if index is None:
-            none = np.zeros(_INTERVALS)
-            reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
-            common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
-            reused = self._reuses.get(reuse_class.coarse, none) + 1.0
-            rates: Floats = reused / (self._time.get(reuse_class.coarse, none) + 1.0 / common)
-            index = self._index[reuse_class.coarse] = index_of(rates).tolist()
+            coarse = reuse_class.coarse
+            index = self._index.get(coarse) or self._make_index(coarse)
+            self._index[reuse_class] = self._index[coarse] = index
         return index[interval_of(age)]
+
+    def _make_index(self, coarse: ReuseClass) -> list[float]:
+        none = np.zeros(_INTERVALS)
+        reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
+        common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
+        reused = self._reuses.get(coarse, none) + 1.0
+        rates: Floats = reused / (self._time.get(coarse, none) + 1.0 / common)
+        indexes: list[float] = index_of(rates).tolist()
+        return indexes
 
 
 # ------------------------------------------------------------------------------
