@@ -239,7 +239,7 @@ def test_a_pin_makes_others_wait_while_one_runs():
     running = policy.allocate(policy.match(request_of((7, 7), (), 1), S), S)
     waiting = request_of((8, 8, 8), (), 2)
     assert running is not None
-    assert policy.retries_each_step
+    assert policy.futile_steps(waiting, [running], [2]) == 0
     assert policy.allocate(policy.match(waiting, 4 * S), 4 * S) is None
     policy.start_step(5 * S)
     assert policy.allocate(policy.match(waiting, 5 * S), 5 * S) is not None

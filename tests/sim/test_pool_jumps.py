@@ -32,7 +32,8 @@ EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(
 class Thorough(BlockPolicy):
     """Matches a refused prompt in every step, allocates block by block, and publishes each block at once."""
 
-    retries_each_step = True
+    def futile_steps(self, request, allocations, starts):
+        return 0
 
     def match(self, request, now, generated=0):
         self._refusal = None

@@ -44,7 +44,6 @@ class Policy(Protocol):
     """Decides which tokens prompts reuse and which are stored; positions count prompt and output tokens together.
 
     `stores_when_scheduled`  tokens that a step computes can be matched by requests of the same step
-    `retries_each_step`      a refused admission may succeed after a step of decoding alone
     """
 
     @property
@@ -55,9 +54,6 @@ class Policy(Protocol):
 
     @property
     def stores_when_scheduled(self) -> bool: ...
-
-    @property
-    def retries_each_step(self) -> bool: ...
 
     def start_step(self, now: int) -> None:
         """Start the scheduling of another step."""
@@ -91,6 +87,13 @@ class Policy(Protocol):
 
     def spare_steps(self, allocations: list[Any], starts: list[int]) -> int:
         """Return the number of tokens that each of `allocations` can certainly take from its start on."""
+        ...
+
+    def futile_steps(self, request: Request, allocations: list[Any], starts: list[int]) -> int:
+        """Return a number of steps in which `allocations` decode and `request`, which does not start now, cannot.
+
+        `UNLIMITED`: until a request ends or computes its prompt.
+        """
         ...
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:

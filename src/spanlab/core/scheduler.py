@@ -13,7 +13,7 @@ from collections.abc import Sequence as Ordered
 from spanlab.core.admission import BatchRules
 from spanlab.core.plan import Allocation, RepairPass, ReusePlan, Work
 from spanlab.core.protocol import BeforeChange, Policy, unnoticed
-from spanlab.core.request import Request
+from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.step import DecodeBatch, ScheduledChunk, ScheduledSequence, ScheduledStep, chunk_of
 
 # ------------------------------------------------------------------------------
@@ -200,10 +200,11 @@ class Scheduler:
 
     def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Decode one token of a sequence; returns the rows used, 0 where the sequence was preempted."""
-        self._decode_batch = None
+        if self._decode_batch is not None:
+            self._decode_batch, step.decodes = None, list(step.decodes)  # that of the batch stays as it was
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
             return 0
-        step.decodes = [*step.decodes, sequence]
+        step.decodes.append(sequence)
         return 1
 
     def _make_room(self, sequence: ScheduledSequence, start: int, stop: int, now: int) -> bool:
@@ -311,7 +312,7 @@ class Scheduler:
             if allocation is None:
                 # The queue is served in order: a later request does not overtake one that does not
                 # fit, as in vLLM. A step of decodes alone may have room for the first chunk of one that was passed.
-                self._refused = not (at or self.policy.retries_each_step)
+                self._refused = not at and self.policy.futile_steps(sequence.request, [], []) >= UNLIMITED
                 return
             del self.waiting[at]
             sequence.admit(allocation, now)
@@ -341,17 +342,14 @@ class Scheduler:
         return used
 
     def _horizon(self, step: ScheduledStep) -> int:
-        may_admit = self.waiting and self._spare_sequences > 0 and not self._refused
-        if (
-            step.chunks
-            or not step.decodes
-            or self._preempted_this_step
-            or (may_admit and self.policy.retries_each_step)
-        ):
+        if step.chunks or not step.decodes or self._preempted_this_step:
             return 1
-        batch = self._batch_of(step)
-        most = 1 + self.policy.spare_steps(batch.allocations, batch.starts(1))
-        progress = self.policy.rules.progress
+        batch, policy = self._batch_of(step), self.policy
+        starts = batch.starts(1)
+        most = 1 + policy.spare_steps(batch.allocations, starts)
+        if most > 1 and self.waiting and self._spare_sequences > 0 and not self._refused:
+            most = min(most, 1 + policy.futile_steps(self.waiting[0].request, batch.allocations, starts))
+        progress = policy.rules.progress
         if progress is None:
             return most
         return min(most, progress.equal_steps([sequence.prompt + sequence.generated for sequence in step.decodes]))

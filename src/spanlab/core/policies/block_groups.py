@@ -27,6 +27,7 @@ from spanlab.core.policies.block_pool import (
     single_blocks,
     unit_of,
 )
+from spanlab.core.request import UNLIMITED
 
 
 class Boundaries(NamedTuple):
@@ -85,6 +86,10 @@ class BlockGroup(Protocol):
 
     def room(self, table: BlockTable) -> int:
         """Return the tokens up to which the table certainly does not change."""
+        ...
+
+    def held(self, table: BlockTable) -> int:
+        """Return the tokens for which the table has blocks."""
         ...
 
 
@@ -149,7 +154,10 @@ class AttentionBlocks:
         self.pool.free(reversed(runs))
 
     def room(self, table: BlockTable) -> int:
-        return min(table.length * self.size, (table.num_visited + 1) * self.size - 1)
+        return min(self.held(table), (table.num_visited + 1) * self.size - 1)
+
+    def held(self, table: BlockTable) -> int:
+        return table.length * self.size
 
 
 # ------------------------------------------------------------------------------
@@ -172,6 +180,9 @@ class SingleBlocks:
 
     def release(self, table: BlockTable) -> None:
         self.pool.free(reversed(table.blocks))
+
+    def held(self, table: BlockTable) -> int:
+        return len(table.blocks) * self.size
 
 
 @dataclass(slots=True)
@@ -240,7 +251,7 @@ class LocalBlocks(SingleBlocks):
             table.num_retired = stop
 
     def room(self, table: BlockTable) -> int:
-        return min(len(table.blocks) * self.size, (table.num_visited + 1) * self.size - 1, self._read_until(table))
+        return min(self.held(table), (table.num_visited + 1) * self.size - 1, self._read_until(table))
 
     def _read_until(self, table: BlockTable) -> int:
         """Return the tokens after which the first block of the table is not read any more."""
@@ -346,7 +357,10 @@ class RingBlocks(SingleBlocks):
         return ()
 
     def room(self, table: BlockTable) -> int:
-        return 1 << 62
+        return UNLIMITED
+
+    def held(self, table: BlockTable) -> int:
+        return UNLIMITED
 
 
 # ------------------------------------------------------------------------------
@@ -433,7 +447,7 @@ class StateBlocks(SingleBlocks):
         if self.drafts:
             return 0  # blocks move on with each step
         freed = (table.num_retired + 1) * self.size + 1  # behind the first token that no longer reads the state
-        return min(len(table.blocks) * self.size, (table.num_visited + 1) * self.size - 1, freed)
+        return min(self.held(table), (table.num_visited + 1) * self.size - 1, freed)
 
 
 def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:

@@ -92,6 +92,10 @@ class BlockAllocation:
     loads_state: bool = False
     alone_from: int = UNLIMITED
 
+    def held(self, groups: Sequence[BlockGroup]) -> int:
+        """Return the tokens for which it has blocks in all groups."""
+        return min([group.held(table) for group, table in zip(groups, self.tables, strict=True)])
+
 
 # ------------------------------------------------------------------------------
 # Prefix match of a prompt in a pool of hashed blocks, and the causes of the tokens that are not
@@ -302,13 +306,17 @@ class Refusal:
             return False
         return pool.find_run(0, self.digests, 0, len(self.digests)).count < max(1, len(self.digests))
 
-    def outlasts_decoding(self, publishes_at_once: bool, outputs: Iterable[Digests]) -> bool:
-        """Whether it applies until a request ends or computes a part of its prompt; `outputs` as of `BlockMatcher`.
+    def outlasts_decoding(
+        self, request: Request, pool: BlockPool, publishes_at_once: bool, outputs: Iterable[Digests]
+    ) -> bool:
+        """Whether it holds for a request until another ends or computes its prompt; `outputs` as of `BlockMatcher`.
 
         A block that decoding takes is one free block less, and evicts one block of this prompt at most.
 
         `publishes_at_once`  whether a prompt's blocks are published in the step that computes them
         """
+        if self.plan.request is not request or not self.still_applies(pool):
+            return False
         if not self.digests:
             return True
         last, following = len(self.digests) - 1, self.digests[-1]
@@ -376,16 +384,6 @@ class BlockPolicy:
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._step = 0
         self._refusal: Refusal | None = None  # of the last refused request
-
-    @property
-    def retries_each_step(self) -> bool:
-        """Whether decoding may make the refused request fit: it publishes blocks and frees states.
-
-        A block of full attention that decoding fills holds a token of an output. It can be the next one that the
-        refused prompt reuses only where outputs are known and this prompt contains one of them.
-        """
-        refusal = self._refusal
-        return refusal is None or not refusal.outlasts_decoding(self._grows_only, self._matcher.outputs())
 
     def start_step(self, now: int) -> None:
         """Make the states of the previous step usable."""
@@ -648,13 +646,28 @@ class BlockPolicy:
     def spare_steps(self, allocations: list[BlockAllocation], starts: list[int]) -> int:
         """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
         per_request = len(self._groups) + len(self._states)
-        free, count = self._pool.num_free, len(allocations)
-        if free >= count or not self._grows_only:
-            return free // (per_request * count) * self._matcher.unit
-        # Fewer blocks than requests: these are taken by those whose last block is fullest.
-        tables = [allocation.tables[0] for allocation in allocations]
-        rooms = [table.length * self.blocks.size - start for table, start in zip(tables, starts, strict=True)]
-        return sorted(rooms)[free]
+        free, count, unit = self._pool.num_free, len(allocations), self._matcher.unit
+        if free >= per_request * count or self.blocks.drafts or self.blocks.ahead:
+            return free // (per_request * count) * unit
+        # Not enough for all: the requests take blocks in the order in which their last ones are full.
+        pairs = zip(allocations, starts, strict=True)
+        rooms = sorted([allocation.held(self._groups) - start for allocation, start in pairs])
+        return max(0, min(unit, rooms[free // per_request]))
+
+    def futile_steps(self, request: Request, allocations: list[BlockAllocation], starts: list[int]) -> int:
+        """Return the steps before decoding publishes a block or frees one, and `UNLIMITED` where that changes nothing.
+
+        A block of full attention that decoding fills holds a token of an output. It can be the next one that a
+        refused prompt reuses only where outputs are known and this prompt contains one of them.
+        """
+        refusal, pool = self._refusal, self._pool
+        outputs = self._matcher.outputs()
+        if refusal is not None and refusal.outlasts_decoding(request, pool, self._grows_only, outputs):
+            return UNLIMITED
+        if self._fresh or pool.lower is not None or not allocations:
+            return 0
+        rooms = [allocation.room - start for allocation, start in zip(allocations, starts, strict=True)]
+        return max(0, min(rooms))
 
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Record the computed tokens; their blocks are published already."""

@@ -18,7 +18,7 @@ from spanlab.core.policies.block_pool import BlockRules, BlockStore, BlockTable,
 from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
-from spanlab.core.request import Request
+from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
 
 
@@ -182,7 +182,6 @@ class CountedAllocation:
 class UnsharedPolicy:
     """Allocates the blocks that each step writes; only a preempted request reuses blocks, those of its prefix."""
 
-    retries_each_step = False  # decoding only allocates blocks, so a refused request fits only after a release
     stores_when_scheduled = True
 
     def __init__(self, size: int, store: CountedBlocks, *, states: int = 0, caches: bool = True) -> None:
@@ -265,6 +264,10 @@ class UnsharedPolicy:
         rounds, remaining = divmod(self.store.num_free, len(allocations))
         room = sorted([allocation.num_blocks * self.size - allocation.stop for allocation in allocations])
         return rounds * self.size + room[remaining]
+
+    def futile_steps(self, request: Request, allocations: list[CountedAllocation], starts: list[int]) -> int:
+        """Return `UNLIMITED`: decoding only allocates blocks."""
+        return UNLIMITED
 
     def insert(self, allocation: CountedAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Do nothing: blocks count as full when they are scheduled."""

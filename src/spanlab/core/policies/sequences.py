@@ -14,7 +14,7 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
-from spanlab.core.request import Request
+from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
 from spanlab.core.token_string import TokenString
 
@@ -121,7 +121,6 @@ def make_plan(request: Request, generated: int, match: Match, present: int, ledg
 class WholeSequences:
     """What caches of whole sequences have in common: memory is token by token, and chunks end anywhere."""
 
-    retries_each_step = False  # decoding takes memory only, so a refused request fits after a release
     stores_when_scheduled = False
 
     def __init__(self, store: SequenceMemory, ledger: Ledger | None = None) -> None:
@@ -160,6 +159,10 @@ class WholeSequences:
     def spare_steps(self, allocations: list[SequenceAllocation], starts: list[int]) -> int:
         """Return the number of tokens that each of `allocations` can take while nothing is evicted."""
         return self.store.free // len(allocations)
+
+    def futile_steps(self, request: Request, allocations: list[SequenceAllocation], starts: list[int]) -> int:
+        """Return `UNLIMITED`: decoding only takes memory."""
+        return UNLIMITED
 
     def need(self, request: Request) -> Need:
         """Return the memory of one request by itself."""

@@ -66,7 +66,7 @@ class OverTiers(ABC, Generic[P]):
         self._policy, self.tiers, self._steps = policy, tiers, steps
         self._now = 0
         self.notes: dict[int, LoadNote] = {}
-        self.retries_each_step, self.stores_when_scheduled = policy.retries_each_step, policy.stores_when_scheduled
+        self.stores_when_scheduled = policy.stores_when_scheduled
 
     @property
     def rules(self) -> ReuseRules:
@@ -128,6 +128,10 @@ class OverTiers(ABC, Generic[P]):
     def spare_steps(self, allocations: list[Any], starts: list[int]) -> int:
         """Delegate to the policy."""
         return self._policy.spare_steps(allocations, starts)
+
+    def futile_steps(self, request: Request, allocations: list[Any], starts: list[int]) -> int:
+        """Delegate to the policy."""
+        return self._policy.futile_steps(request, allocations, starts)
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
         """Delegate to the policy."""

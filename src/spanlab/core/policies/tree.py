@@ -25,7 +25,7 @@ from spanlab.core.plan import (
 )
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import ReusedSpan
-from spanlab.core.request import Request
+from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store, recount
 from spanlab.core.token_string import TokenString
@@ -325,7 +325,6 @@ class TreePolicy:
         self.stores_when_scheduled = rules.cache.share_step and not after_step
         # A replay or a load leaves states within KV that is stored already.
         self._inserts_states_alone = rules.replay is not None or rules.backfills
-        self.retries_each_step = False  # decoding alone frees nothing
 
     def start_step(self, now: int) -> None:
         """Set the time of the store."""
@@ -488,6 +487,10 @@ class TreePolicy:
     def spare_steps(self, allocations: list[TreeAllocation], starts: list[int]) -> int:
         """Return the number of tokens that certainly fit for each of `allocations`."""
         return self.store.spare_tokens() // len(allocations)
+
+    def futile_steps(self, request: Request, allocations: list[TreeAllocation], starts: list[int]) -> int:
+        """Return `UNLIMITED`: decoding alone frees nothing."""
+        return UNLIMITED
 
     # -- inserting -----------------------------------------------------------------------------------------------------
 

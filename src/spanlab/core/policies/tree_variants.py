@@ -142,7 +142,10 @@ class PinningPolicy(AdmittingPolicy):
         super().__init__(rules, store, index, placer, admission, ledger)
         assert store.pins is not None, "this policy needs an eviction order with pins"
         self._pin_rules, self._pins, self._num_running = store.pins, Pins(store), 0
-        self.retries_each_step = True  # a pin may have ended
+
+    def futile_steps(self, request: Request, allocations: list[TreeAllocation], starts: list[int]) -> int:
+        """Return 0: a pin may end at any time."""
+        return 0
 
     def start_step(self, now: int) -> None:
         """Release expired pins."""
