@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from spanlab.core.admission import BatchRules, Speculation
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, GroupRule
 from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.request import UNLIMITED, Request, Span
 from spanlab_sim.timing import ConstantTiming
 
@@ -19,6 +20,7 @@ SIZE = 4
 TIMING = ConstantTiming(1e-6, 4e-6, 2e-6)
 KINDS = {
     "full": {},
+    "chunks": {},
     "ahead": {"ahead": True},
     "drafter": {"drafter": 1},
     "states": {"states": "align"},
@@ -29,7 +31,7 @@ KINDS = {
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-class Thorough(BlockPolicy):
+class Thorough:
     """Matches a refused prompt in every step, allocates block by block, and publishes each block at once."""
 
     def futile_steps(self, request, allocations, starts):
@@ -51,6 +53,14 @@ class Thorough(BlockPolicy):
 
     def spare_steps(self, allocations, starts):
         return 0
+
+
+class ThoroughBlocks(Thorough, BlockPolicy):
+    """`BlockPolicy`, block by block."""
+
+
+class ThoroughChunks(Thorough, ChunkPolicy):
+    """`ChunkPolicy`, block by block."""
 
 
 @st.composite
@@ -106,14 +116,15 @@ def test_a_run_that_jumps_is_one_that_looks_at_every_block(kind, requests, budge
     batch = BatchRules(
         max(budget, seats * (1 + drafts.draft_tokens)), seats, async_scheduling=kind == "ahead", speculation=drafts
     )
-    jumped = served(BlockPolicy, kind, requests, batch, spare, jump=True)
-    assert jumped == served(Thorough, kind, requests, batch, spare, jump=False)
+    jumps, looks = (ChunkPolicy, ThoroughChunks) if kind == "chunks" else (BlockPolicy, ThoroughBlocks)
+    jumped = served(jumps, kind, requests, batch, spare, jump=True)
+    assert jumped == served(looks, kind, requests, batch, spare, jump=False)
 
 
 def test_a_block_of_a_known_output_may_make_room_for_a_refused_prompt():
     jumped, stepped = (
         served_by(cls(BlockRules(SIZE), BlockStore(BlockPool(4), 1, 1)), CONTINUED, BatchRules(), cls is BlockPolicy)
-        for cls in (BlockPolicy, Thorough)
+        for cls in (BlockPolicy, ThoroughBlocks)
     )
     assert jumped == stepped
     assert dict(jumped[0])[1].reused_tokens == 12

@@ -55,6 +55,13 @@ class ChunkPolicy(BlockPolicy):
         """Publish full chunks of the prompt only."""
         super()._publish(allocation, min(stop, allocation.plan.prompt), known)
 
+    def append(self, allocation: BlockAllocation, start: int, stop: int, drafts: int = 0) -> bool:
+        """Allocate and publish as a pool does; behind its prompt, a request only needs blocks."""
+        granted = super().append(allocation, start, stop, drafts)
+        if granted and stop > allocation.plan.prompt and not self.blocks.ahead:
+            allocation.room = max(allocation.room, allocation.held(self._groups))
+        return granted
+
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
         """Do nothing: output is not stored."""
 

@@ -267,8 +267,21 @@ class ExactHashPolicy(TreePolicy):
 class WholePromptIndex(SharedIndex):
     """One root per salt and whole prompt, so that prompts with a common prefix share nothing."""
 
+    _MOST_KEYS = 1024
+
+    def __init__(self, tree: PrefixTree) -> None:
+        super().__init__(tree)
+        self._keys: dict[int, tuple[Request, RootKey]] = {}  # of the last requests: each is looked up in many steps
+
     def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
-        return request.cache_salt, 0, blake2b(cache_span.tokens.tobytes(), digest_size=16).digest()
+        known = self._keys.get(request.id)
+        if known is not None and known[0] is request:
+            return known[1]
+        key = request.cache_salt, 0, blake2b(cache_span.tokens.tobytes(), digest_size=16).digest()
+        if len(self._keys) >= self._MOST_KEYS:
+            self._keys.clear()
+        self._keys[request.id] = request, key
+        return key
 
 
 # ------------------------------------------------------------------------------
