@@ -683,10 +683,9 @@ class BlockPolicy:
 
     def free(self, allocation: BlockAllocation, now: int) -> None:
         """Free all blocks, last tokens first, of a finished or preempted request."""
-        chain = self._matcher.chain(allocation.plan.request)
         for group, table in zip(self._groups, allocation.tables, strict=True):
             if table.unkeyed:
-                length = table.num_visited * group.size
+                chain, length = self._matcher.chain(allocation.plan.request), table.num_visited * group.size
                 self._pool.publish_counted(group.index, table, chain.digests_to(length), chain.source(length))
             # The end of a prompt is evicted before its beginning, which more requests share.
             group.release(table)
