@@ -169,15 +169,20 @@ class ScheduledStep:
 class DecodeBatch:
     """Sequences that decode, and their allocations, in order; one object for as long as they are the same."""
 
-    __slots__ = ("allocations", "sequences")
+    __slots__ = ("_first", "_starts", "allocations", "sequences")
 
     def __init__(self, sequences: list[ScheduledSequence]) -> None:
         self.sequences = sequences
         self.allocations = [sequence.allocation for sequence in sequences if sequence.allocation is not None]
+        self._first, self._starts = -1, list[int]()  # the last answer, and the first sequence's tokens in it
 
     def starts(self, ahead: int) -> list[int]:
-        """Return the position of each sequence's next token, plus `ahead`."""
-        return [sequence.prompt + sequence.generated - 1 + ahead for sequence in self.sequences]
+        """Return the position of each sequence's next token, plus `ahead`; the list is not to be changed."""
+        first = self.sequences[0].generated + ahead if self.sequences else 0
+        if first != self._first:  # all of them advance together
+            self._first = first
+            self._starts = [sequence.prompt + sequence.generated - 1 + ahead for sequence in self.sequences]
+        return self._starts
 
 
 def chunk_of(sequence: ScheduledSequence, index: int, computed: int, take: int) -> ScheduledChunk:
