@@ -15,6 +15,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.policies.tree_variants import PinningPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 
@@ -239,7 +240,7 @@ def test_a_pin_makes_others_wait_while_one_runs():
     running = policy.allocate(policy.match(request_of((7, 7), (), 1), S), S)
     waiting = request_of((8, 8, 8), (), 2)
     assert running is not None
-    assert policy.futile_steps(waiting, [running], [2]) == 0
+    assert policy.futile_steps(waiting, DecodeBatch()) == 0
     assert policy.allocate(policy.match(waiting, 4 * S), 4 * S) is None
     policy.start_step(5 * S)
     assert policy.allocate(policy.match(waiting, 5 * S), 5 * S) is not None

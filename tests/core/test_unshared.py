@@ -10,7 +10,7 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.step import finished_after
+from spanlab.core.step import DecodeBatch, finished_after
 
 SIZE, BLOCKS = 4, 12
 LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=12)
@@ -63,7 +63,9 @@ def test_spare_steps_are_all_that_there_is_room_for(tables, free):
         allocations.append(policy.allocate(policy.match(request, 0), 0))
         assert policy.append(allocations[-1], 0, tokens)
     steps, stops = 0, [tokens for tokens, _ in tables]
-    spare = policy.spare_steps(allocations, [tokens for tokens, _ in tables])
+    batch = DecodeBatch()
+    batch.sequences, batch.members = allocations, {number: (each, 0) for number, each in enumerate(allocations)}
+    spare = policy.spare_steps(batch)
     pairs = list(zip(allocations, stops, strict=True))
     while all(policy.append(allocation, stop + steps, stop + steps + 1) for allocation, stop in pairs):
         steps += 1

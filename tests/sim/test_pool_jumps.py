@@ -34,7 +34,7 @@ EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(
 class Thorough:
     """Matches a refused prompt in every step, allocates block by block, and publishes each block at once."""
 
-    def futile_steps(self, request, allocations, starts):
+    def futile_steps(self, request, batch):
         return 0
 
     def match(self, request, now, generated=0):
@@ -51,7 +51,7 @@ class Thorough:
         allocation.room = 0
         return super().append(allocation, start, stop, drafts)
 
-    def spare_steps(self, allocations, starts):
+    def spare_steps(self, batch):
         return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from spanlab.core.plan import Need, ReusePlan
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.registry import one_of
 
 BeforeChange = Callable[[int], None]
@@ -78,19 +79,19 @@ class Policy(Protocol):
         """
         ...
 
-    def repeat(self, allocations: list[Any], starts: list[int], times: int, before: BeforeChange) -> None:
-        """Extend each allocation by `times` tokens from its start, one per step; memory must suffice.
+    def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange) -> None:
+        """Extend each allocation of a batch by `times` tokens, one per step; memory must suffice.
 
         `before`  called before each step that changes what is stored
         """
         ...
 
-    def spare_steps(self, allocations: list[Any], starts: list[int]) -> int:
-        """Return the number of tokens that each of `allocations` can certainly take from its start on."""
+    def spare_steps(self, batch: DecodeBatch) -> int:
+        """Return the number of further tokens that each allocation of a batch can certainly take."""
         ...
 
-    def futile_steps(self, request: Request, allocations: list[Any], starts: list[int]) -> int:
-        """Return a number of steps in which `allocations` decode and `request`, which does not start now, cannot.
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
+        """Return a number of steps in which a batch decodes and `request`, which does not start now, cannot.
 
         `UNLIMITED`: until a request ends or computes its prompt.
         """

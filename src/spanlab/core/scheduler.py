@@ -95,9 +95,8 @@ class Scheduler:
         self.waiting: deque[ScheduledSequence] = deque()  # by priority, then arrival
         self.running: list[ScheduledSequence] = []  # in order of admission
         self.loading: list[ScheduledSequence] = []  # admitted, and not yet able to run
-        self._num_leading = 0  # at the head of `running`: sequences that certainly decode
         self._num_started = 0  # sequences started so far, restarts included
-        self._decode_batch: DecodeBatch | None = None  # at the head of `running`; None where it may have changed
+        self._decode_batch: DecodeBatch | None = None  # at the head of `running`; None after separate decodes
         self._preempted_this_step = False  # whether the last planned step preempted a sequence
         self._refused = False  # the head of the queue did not fit, and only decoding has happened since
         self._preempted_alone: dict[Request, int] = {}  # the last one, and its tokens that were not lost
@@ -183,20 +182,18 @@ class Scheduler:
         """Decode one token of all leading decoding sequences; 0 where memory does not suffice for all."""
         if not sequences or not sequences[0].prefilled:
             return 0
-        if self._decode_batch is None:
-            running, leading = self.running, self._num_leading
-            while leading < len(running) and running[leading].prefilled:
-                leading += 1
-            self._num_leading = leading
-            self._decode_batch = DecodeBatch(running[:leading])
-        batch = self._decode_batch
-        count = len(batch.sequences)
-        starts = batch.starts(0)
-        if not 0 < count <= budget or self.policy.spare_steps(batch.allocations, starts) < 1:
+        batch = self._decode_batch = self._decode_batch or DecodeBatch()
+        decoding = leading = len(batch.sequences)
+        while leading < len(self.running) and self.running[leading].prefilled:
+            leading += 1
+        if leading > decoding:
+            batch.join(self.running[decoding:leading])
+        if not 0 < leading <= budget or self.policy.spare_steps(batch) < 1:
             return 0
-        self.policy.repeat(batch.allocations, starts, 1, unnoticed)
+        self.policy.repeat(batch, 1, unnoticed)
+        batch.steps += 1
         step.decodes = batch.sequences
-        return count
+        return leading
 
     def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
         """Decode one token of a sequence; returns the rows used, 0 where the sequence was preempted."""
@@ -247,10 +244,10 @@ class Scheduler:
 
     def _stop_running(self, sequence: ScheduledSequence) -> Allocation:
         """Remove a sequence from the running ones; returns its allocation, which is not freed yet."""
-        self._decode_batch = None
         at = self.running.index(sequence)
         del self.running[at]
-        self._num_leading -= at < self._num_leading
+        if self._decode_batch is not None and at < len(self._decode_batch.sequences):
+            self._decode_batch.leave(at)
         return sequence.detach_allocation()
 
     def _schedule_chunks(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
@@ -312,7 +309,7 @@ class Scheduler:
             if allocation is None:
                 # The queue is served in order: a later request does not overtake one that does not
                 # fit, as in vLLM. A step of decodes alone may have room for the first chunk of one that was passed.
-                self._refused = not at and self.policy.futile_steps(sequence.request, [], []) >= UNLIMITED
+                self._refused = not at and self.policy.futile_steps(sequence.request, DecodeBatch()) >= UNLIMITED
                 return
             del self.waiting[at]
             sequence.admit(allocation, now)
@@ -345,10 +342,9 @@ class Scheduler:
         if step.chunks or not step.decodes or self._preempted_this_step:
             return 1
         batch, policy = self._batch_of(step), self.policy
-        starts = batch.starts(1)
-        most = 1 + policy.spare_steps(batch.allocations, starts)
+        most = 1 + policy.spare_steps(batch)
         if most > 1 and self.waiting and self._spare_sequences > 0 and not self._refused:
-            most = min(most, 1 + policy.futile_steps(self.waiting[0].request, batch.allocations, starts))
+            most = min(most, 1 + policy.futile_steps(self.waiting[0].request, batch))
         progress = policy.rules.progress
         if progress is None:
             return most
@@ -356,7 +352,7 @@ class Scheduler:
 
     def _batch_of(self, step: ScheduledStep) -> DecodeBatch:
         batch = self._decode_batch
-        return batch if batch is not None and batch.sequences is step.decodes else DecodeBatch(step.decodes)
+        return batch if batch is not None and batch.sequences is step.decodes else DecodeBatch(step.decodes, 1)
 
     def repeat(self, step: ScheduledStep, times: int, before: BeforeChange = unnoticed) -> None:
         """Repeat a decode-only step `times` times, at most `max_repeats`, and reserve the memory it writes.
@@ -364,7 +360,8 @@ class Scheduler:
         `before`  called before each repeat, counted from 0, that changes what is stored
         """
         batch = self._batch_of(step)
-        self.policy.repeat(batch.allocations, batch.starts(1), times - 1, before)
+        self.policy.repeat(batch, times - 1, before)
+        batch.steps += times - 1
         step.repeats = times
 
     # -- committing ---------------------------------------------------------------------------------------------------
@@ -427,8 +424,6 @@ class Scheduler:
         self._refused = False
         if not self.policy.stores_when_scheduled:
             self._store(allocation, chunk, now)
-        if chunk.last:
-            self._decode_batch = None
 
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
         for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):

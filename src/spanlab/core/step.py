@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
-from typing import NamedTuple, Protocol
+from itertools import islice, pairwise, zip_longest
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,22 +167,45 @@ class ScheduledStep:
 
 
 class DecodeBatch:
-    """Sequences that decode, and their allocations, in order; one object for as long as they are the same."""
+    """Sequences that decode a token each in every step, in order of service; others join behind them, or leave.
 
-    __slots__ = ("_first", "_starts", "allocations", "sequences")
+    `sequences`   a new list after each change, since steps keep it
+    `members`     by order of joining: allocation, and position of the next token without memory, less `steps`
+    `steps`       decode steps that have memory, since the batch began
+    `num_joined`  sequences that ever joined
+    """
 
-    def __init__(self, sequences: list[ScheduledSequence]) -> None:
-        self.sequences = sequences
-        self.allocations = [sequence.allocation for sequence in sequences if sequence.allocation is not None]
-        self._first, self._starts = -1, list[int]()  # the last answer, and the first sequence's tokens in it
+    __slots__ = ("members", "num_joined", "sequences", "steps")
 
-    def starts(self, ahead: int) -> list[int]:
-        """Return the position of each sequence's next token, plus `ahead`; the list is not to be changed."""
-        first = self.sequences[0].generated + ahead if self.sequences else 0
-        if first != self._first:  # all of them advance together
-            self._first = first
-            self._starts = [sequence.prompt + sequence.generated - 1 + ahead for sequence in self.sequences]
-        return self._starts
+    def __init__(self, sequences: Ordered[ScheduledSequence] = (), steps: int = 0) -> None:
+        """`steps` of the sequences' tokens have memory, although they are not computed yet."""
+        self.sequences: list[ScheduledSequence] = []
+        self.members: dict[int, tuple[Any, int]] = {}
+        self.num_joined = self.steps = 0
+        self.join(sequences)
+        self.steps = steps
+
+    def join(self, sequences: Ordered[ScheduledSequence]) -> None:
+        """Add sequences at the end."""
+        self.sequences = [*self.sequences, *sequences]
+        for sequence in sequences:
+            base = sequence.prompt + sequence.generated - 1 - self.steps
+            self.members[self.num_joined] = sequence.allocation, base
+            self.num_joined += 1
+
+    def leave(self, at: int) -> None:
+        """Remove the sequence at an index."""
+        self.sequences = self.sequences[:at] + self.sequences[at + 1 :]
+        del self.members[next(islice(self.members, at, None))]
+
+    def allocations(self) -> list[Any]:
+        """Return the allocations of the sequences, in order."""
+        return [allocation for allocation, _ in self.members.values()]
+
+    def starts(self) -> list[int]:
+        """Return the position of each sequence's next token without memory."""
+        steps = self.steps
+        return [base + steps for _, base in self.members.values()]
 
 
 def chunk_of(sequence: ScheduledSequence, index: int, computed: int, take: int) -> ScheduledChunk:

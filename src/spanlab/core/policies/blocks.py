@@ -7,9 +7,9 @@ and the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
@@ -41,6 +41,7 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.model_spec import BoundedReads
 
 # ------------------------------------------------------------------------------
@@ -324,23 +325,41 @@ class Refusal:
 
 
 class Calendar:
-    """The steps in which decoding sequences change the pool: a step costs the sequences that do, not all of them.
+    """The steps in which a batch changes the pool: a step costs the sequences that change it, not all of them."""
 
-    `due`  a heap of each sequence's next such step, counted from that of `starts`, with its number
-    """
+    __slots__ = ("_due", "_num_joined", "batch")
 
-    __slots__ = ("_allocations", "due", "starts")
+    def __init__(self, batch: DecodeBatch) -> None:
+        self.batch, self._num_joined = batch, 0
+        self._due: list[tuple[int, int]] = []  # a heap of the next such steps, with the number of the sequence
 
-    def __init__(self, allocations: list[BlockAllocation], starts: list[int]) -> None:
-        self._allocations, self.starts = allocations, starts
-        rooms = enumerate(zip(allocations, starts, strict=True))
-        self.due = [(max(0, allocation.room - start), number) for number, (allocation, start) in rooms]
-        heapify(self.due)
+    def first(self) -> int:
+        """Return the first step in which a sequence of the batch changes the pool."""
+        batch, due = self.batch, self._due
+        if batch.num_joined > self._num_joined:
+            for number in reversed(batch.members):
+                if number < self._num_joined:
+                    break
+                allocation, base = batch.members[number]
+                heappush(due, (max(batch.steps, allocation.room - base), number))
+            self._num_joined = batch.num_joined
+        while due[0][1] not in batch.members:
+            heappop(due)
+        return due[0][0]
 
-    def continues(self, allocations: list[BlockAllocation], starts: list[int]) -> bool:
-        """Whether these are the same sequences, all of them the same number of steps later."""
-        ours = self.starts
-        return self._allocations is allocations and starts[0] - ours[0] == starts[-1] - ours[-1]
+    def grow(self, step: int, append: Callable[[BlockAllocation, int, int], bool]) -> None:
+        """Append a token to each sequence that changes the pool in a step, in order of service."""
+        due = self._due
+        while due[0][0] == step:
+            number = due[0][1]
+            if number not in self.batch.members:
+                heappop(due)
+                continue
+            allocation: BlockAllocation
+            allocation, base = self.batch.members[number]
+            granted = append(allocation, base + step, base + step + 1)
+            assert granted, "more steps were scheduled than memory allows"
+            heapreplace(due, (max(step + 1, allocation.room - base), number))
 
 
 class BlockPolicy:
@@ -624,37 +643,32 @@ class BlockPolicy:
         positions = (*positions, plan.junction) if plan.junction else positions
         return Boundaries(positions, self.blocks.retention, plan.prompt // unit * unit if self._keys_tails else 0)
 
-    def repeat(
-        self, allocations: list[BlockAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
-    ) -> None:
+    def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Append step by step, so that blocks are published and states freed as if each step were scheduled."""
-        if not allocations:
+        if not batch.sequences:
             return
-        calendar = self._calendar
-        if calendar is None or not calendar.continues(allocations, starts):
-            calendar = self._calendar = Calendar(allocations, starts)
-        first, due = starts[0] - calendar.starts[0], calendar.due
-        while (step := due[0][0]) < first + times:
-            before(step - first)
-            while due[0][0] == step:  # first request first
-                number = due[0][1]
-                allocation, begin = allocations[number], calendar.starts[number]
-                granted = self.append(allocation, begin + step, begin + step + 1)
-                assert granted, "more steps were scheduled than memory allows"
-                heapreplace(due, (max(step + 1, allocation.room - begin), number))
+        calendar, begin = self._calendar_of(batch), batch.steps
+        while (step := calendar.first()) < begin + times:
+            before(step - begin)
+            calendar.grow(step, self.append)
 
-    def spare_steps(self, allocations: list[BlockAllocation], starts: list[int]) -> int:
-        """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
+    def _calendar_of(self, batch: DecodeBatch) -> Calendar:
+        if self._calendar is None or self._calendar.batch is not batch:
+            self._calendar = Calendar(batch)
+        return self._calendar
+
+    def spare_steps(self, batch: DecodeBatch) -> int:
+        """Return a number of decode steps for which memory of a batch certainly suffices."""
         per_request = len(self._groups) + len(self._states)
-        free, count, unit = self._pool.num_free, len(allocations), self._matcher.unit
+        free, count, unit = self._pool.num_free, len(batch.sequences), self._matcher.unit
         if free >= per_request * count or self.blocks.drafts or self.blocks.ahead:
             return free // (per_request * count) * unit
         # Not enough for all: the requests take blocks in the order in which their last ones are full.
-        pairs = zip(allocations, starts, strict=True)
-        rooms = sorted([allocation.held(self._groups) - start for allocation, start in pairs])
+        pairs = zip(batch.allocations(), batch.starts(), strict=True)
+        rooms: list[int] = sorted([allocation.held(self._groups) - start for allocation, start in pairs])
         return max(0, min(unit, rooms[free // per_request]))
 
-    def futile_steps(self, request: Request, allocations: list[BlockAllocation], starts: list[int]) -> int:
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return the steps before decoding publishes a block or frees one, and `UNLIMITED` where that changes nothing.
 
         A block of full attention that decoding fills holds a token of an output. It can be the next one that a
@@ -664,10 +678,9 @@ class BlockPolicy:
         outputs = self._matcher.outputs()
         if refusal is not None and refusal.outlasts_decoding(request, pool, self._grows_only, outputs):
             return UNLIMITED
-        if self._fresh or pool.lower is not None or not allocations:
+        if self._fresh or pool.lower is not None or not batch.sequences:
             return 0
-        rooms = [allocation.room - start for allocation, start in zip(allocations, starts, strict=True)]
-        return max(0, min(rooms))
+        return max(0, self._calendar_of(batch).first() - batch.steps)
 
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Record the computed tokens; their blocks are published already."""

@@ -20,6 +20,7 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 
 
 class Chunks(AttentionBlocks):
@@ -244,10 +245,9 @@ class UnsharedPolicy:
             allocation.full = full
         allocation.stop = stop
 
-    def repeat(
-        self, allocations: list[CountedAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
-    ) -> None:
+    def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Extend each allocation by `times` tokens, in the steps in which its blocks fill."""
+        allocations, starts = batch.allocations(), batch.starts()
         fills: dict[int, list[tuple[CountedAllocation, int]]] = {}  # by the remainder of the step
         if self._caches and times > 1:
             for allocation, start in zip(allocations, starts, strict=True):
@@ -262,17 +262,18 @@ class UnsharedPolicy:
             stop = start + times
             self._extend(allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop)
 
-    def spare_steps(self, allocations: list[CountedAllocation], starts: list[int]) -> int:
-        """Return the exact number of decode steps for which memory of all `allocations` suffices.
+    def spare_steps(self, batch: DecodeBatch) -> int:
+        """Return the exact number of decode steps for which memory of a batch suffices.
 
         Each takes a block when its last one is full, and then one per block size: after `rounds` of
         those, the remaining blocks go to the requests whose last block is fullest.
         """
-        rounds, remaining = divmod(self.store.num_free, len(allocations))
+        rounds, remaining = divmod(self.store.num_free, len(batch.sequences))
+        allocations: list[CountedAllocation] = batch.allocations()
         room = sorted([allocation.num_blocks * self.size - allocation.stop for allocation in allocations])
         return rounds * self.size + room[remaining]
 
-    def futile_steps(self, request: Request, allocations: list[CountedAllocation], starts: list[int]) -> int:
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return `UNLIMITED`: decoding only allocates blocks."""
         return UNLIMITED
 

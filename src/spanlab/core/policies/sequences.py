@@ -16,6 +16,7 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.core.token_string import TokenString
 
 #: Losses of a request that was preempted: its first plan has them.
@@ -148,19 +149,17 @@ class WholeSequences:
             self.store.running += more
         return True
 
-    def repeat(
-        self, allocations: list[SequenceAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
-    ) -> None:
+    def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Extend each allocation by `times` tokens, for which there is free memory: nothing leaves."""
-        for allocation, start in zip(allocations, starts, strict=True):
+        for allocation, start in zip(batch.allocations(), batch.starts(), strict=True):
             granted = self.append(allocation, start, start + times)
             assert granted, "more steps were scheduled than memory allows"
 
-    def spare_steps(self, allocations: list[SequenceAllocation], starts: list[int]) -> int:
-        """Return the number of tokens that each of `allocations` can take while nothing is evicted."""
-        return self.store.free // len(allocations)
+    def spare_steps(self, batch: DecodeBatch) -> int:
+        """Return the number of tokens that each allocation can take while nothing is evicted."""
+        return self.store.free // len(batch.sequences)
 
-    def futile_steps(self, request: Request, allocations: list[SequenceAllocation], starts: list[int]) -> int:
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return `UNLIMITED`: decoding only takes memory."""
         return UNLIMITED
 

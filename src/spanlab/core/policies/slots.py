@@ -25,6 +25,7 @@ from spanlab.core.policies.sequences import (
     sequence_of,
 )
 from spanlab.core.request import Request
+from spanlab.core.step import DecodeBatch
 from spanlab.core.token_string import EMPTY, Tokens, TokenString
 
 #: A slot whose sequence would lose more than half of its tokens is copied to host memory first.
@@ -296,11 +297,12 @@ class SlotPolicy(WholeSequences):
                 self._set(slot, NOTHING, 0)
         return True
 
-    def spare_steps(self, allocations: list[SequenceAllocation], starts: list[int]) -> int:
-        """Return the number of tokens that each of `allocations` can take while no slot is cleared."""
+    def spare_steps(self, batch: DecodeBatch) -> int:
+        """Return the number of tokens that each allocation can take while no slot is cleared."""
         if self.slot_rules.unified:
-            return super().spare_steps(allocations, starts)
-        return self._share_of_slot - max([allocation.tokens for allocation in allocations])
+            return super().spare_steps(batch)
+        most: int = max([allocation.tokens for allocation in batch.allocations()])
+        return self._share_of_slot - most
 
     def insert(self, allocation: SequenceAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Add the computed tokens to the slot's sequence, which others find when the request has ended."""

@@ -21,6 +21,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store
 from spanlab.core.tiers import Key, Load, LoadNote, Tiers, overlapped
 from spanlab.core.tree import Node, State
@@ -116,22 +117,22 @@ class OverTiers(ABC, Generic[P]):
         self.tiers.settle(self._now)
         return granted
 
-    def repeat(self, allocations: list[Any], starts: list[int], times: int, before: BeforeChange = unnoticed) -> None:
+    def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Allocate memory for several equal decode steps; writes to tiers begin at the first of them."""
-        self._policy.repeat(allocations, starts, times, before)
+        self._policy.repeat(batch, times, before)
         self.tiers.settle(self._now)
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Delegate to the policy."""
         return self._policy.chunk_end(plan, start, stop, most, generated)
 
-    def spare_steps(self, allocations: list[Any], starts: list[int]) -> int:
+    def spare_steps(self, batch: DecodeBatch) -> int:
         """Delegate to the policy."""
-        return self._policy.spare_steps(allocations, starts)
+        return self._policy.spare_steps(batch)
 
-    def futile_steps(self, request: Request, allocations: list[Any], starts: list[int]) -> int:
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Delegate to the policy."""
-        return self._policy.futile_steps(request, allocations, starts)
+        return self._policy.futile_steps(request, batch)
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
         """Delegate to the policy."""

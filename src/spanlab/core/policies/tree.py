@@ -27,6 +27,7 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import ReusedSpan
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store, recount
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import CacheSpan, Node, PrefixIndex, RootKey, State, repeats, without_tails
@@ -449,10 +450,10 @@ class TreePolicy:
         self._states.follow(allocation, start, stop)
         return True
 
-    def repeat(
-        self, allocations: list[TreeAllocation], starts: list[int], times: int, before: BeforeChange = unnoticed
-    ) -> None:
+    def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Reserve `times` more tokens for each allocation, at once where nothing is evicted for them."""
+        allocations, starts = batch.allocations(), batch.starts()
+        allocation: TreeAllocation
         token_bytes, slack = self.store.token_bytes, []  # tokens of each allocation that are reserved already
         for index, allocation in enumerate(allocations):
             slack.append(allocation.reserved_to - starts[index])
@@ -484,11 +485,11 @@ class TreePolicy:
             - 1
         )
 
-    def spare_steps(self, allocations: list[TreeAllocation], starts: list[int]) -> int:
-        """Return the number of tokens that certainly fit for each of `allocations`."""
-        return self.store.spare_tokens() // len(allocations)
+    def spare_steps(self, batch: DecodeBatch) -> int:
+        """Return the number of tokens that certainly fit for each allocation of a batch."""
+        return self.store.spare_tokens() // len(batch.sequences)
 
-    def futile_steps(self, request: Request, allocations: list[TreeAllocation], starts: list[int]) -> int:
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return `UNLIMITED`: decoding alone frees nothing."""
         return UNLIMITED
 

@@ -14,6 +14,7 @@ from spanlab.core.plan import CacheSpanPlan, ReusePlan, TreeAllocation, combine_
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
+from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import CacheSpan, Node, PrefixIndex, PrefixTree, RootKey, SharedIndex, State, root_name, whole
@@ -143,7 +144,7 @@ class PinningPolicy(AdmittingPolicy):
         assert store.pins is not None, "this policy needs an eviction order with pins"
         self._pin_rules, self._pins, self._num_running = store.pins, Pins(store), 0
 
-    def futile_steps(self, request: Request, allocations: list[TreeAllocation], starts: list[int]) -> int:
+    def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return 0: a pin may end at any time."""
         return 0
 
