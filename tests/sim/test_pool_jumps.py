@@ -12,12 +12,15 @@ from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, 
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.request import UNLIMITED, Request, Span
-from spanlab_sim.timing import ConstantTiming
+from spanlab.model_spec import HardwareSpec
+from spanlab_sim.timing import ConstantTiming, RooflineTiming
 
+from ..support.models import make_model
 from .serving import serve
 
 SIZE = 4
 TIMING = ConstantTiming(1e-6, 4e-6, 2e-6)
+READS = RooflineTiming(make_model(), HardwareSpec("toy", 1e15, 1e9, 1.0, 1.0, 1.0, host_s=3e-6))  # of all contexts
 KINDS = {
     "full": {},
     "chunks": {},
@@ -93,16 +96,12 @@ CONTINUED = [asked(0, range(8), 8, range(8, 16)), asked(1, range(13), 1, clock=9
 def served(cls, kind, requests, batch, spare, jump):
     rules = BlockRules(SIZE, **KINDS[kind])
     longest = max(request.num_tokens + request.output_len for request in requests)
-    return served_by(
-        cls(rules, BlockStore(BlockPool((longest // SIZE + 3) * len(rules.layout) + 1 + spare), 1, 1)),
-        requests,
-        batch,
-        jump,
-    )
+    blocks = (longest // SIZE + 3) * len(rules.layout) + 1 + spare
+    return served_by(cls(rules, BlockStore(BlockPool(blocks), 1, 1)), requests, batch, jump, READS)
 
 
-def served_by(policy, requests, batch, jump):
-    records, row = serve(requests, policy, TIMING, batch, jump=jump, on_step=lambda *step: policy.check())
+def served_by(policy, requests, batch, jump, timing=TIMING):
+    records, row = serve(requests, policy, timing, batch, jump=jump, on_step=lambda *step: policy.check())
     same = ("makespan_s", "busy_s", "steps", "preemptions", "inserted_bytes", "evicted_bytes")
     resident = [f"{content}_resident_{value}_bytes" for content in ("kv", "state") for value in ("mean", "peak")]
     return list(records.items()), {key: getattr(row, key) for key in (*same, *resident)}

@@ -144,6 +144,9 @@ class Scheduler:
             self._admit(step, budget, now)
         if self.rules.prefill_first and not step.chunks:
             self._serve_running(step, [s for s in self.running if s.prefilled], budget, now)
+        batch = self._decode_batch
+        if batch is not None and batch.sequences is step.decodes:
+            step.context = batch.context()
         step.max_repeats = self._horizon(step)
         return step if step.chunks or step.decodes or self._preempted_this_step else None
 

@@ -151,6 +151,7 @@ class ScheduledStep:
     `loads`        sequences whose stored state is read at the start of the step
     `drafts`       number of draft tokens of each of `decodes`, which the step verifies; empty without drafts
     `max_repeats`  how often it could run in a row before memory or the queue would change its content
+    `context`      KV tokens that `decodes` read, their new ones included; None: not counted yet
     """
 
     chunks: list[ScheduledChunk]
@@ -159,6 +160,7 @@ class ScheduledStep:
     repeats: int = 1
     max_repeats: int = 1
     drafts: list[int] = field(default_factory=list)
+    context: int | None = None
 
     def key(self) -> tuple[object, ...]:
         """The step as plain numbers, equal for equal steps of any backend; drafts come last, where there are any."""
@@ -175,13 +177,13 @@ class DecodeBatch:
     `num_joined`  sequences that ever joined
     """
 
-    __slots__ = ("members", "num_joined", "sequences", "steps")
+    __slots__ = ("_bases", "members", "num_joined", "sequences", "steps")
 
     def __init__(self, sequences: Ordered[ScheduledSequence] = (), steps: int = 0) -> None:
         """`steps` of the sequences' tokens have memory, although they are not computed yet."""
         self.sequences: list[ScheduledSequence] = []
         self.members: dict[int, tuple[Any, int]] = {}
-        self.num_joined = self.steps = 0
+        self.num_joined = self.steps = self._bases = 0
         self.join(sequences)
         self.steps = steps
 
@@ -192,11 +194,16 @@ class DecodeBatch:
             base = sequence.prompt + sequence.generated - 1 - self.steps
             self.members[self.num_joined] = sequence.allocation, base
             self.num_joined += 1
+            self._bases += base
 
     def leave(self, at: int) -> None:
         """Remove the sequence at an index."""
         self.sequences = self.sequences[:at] + self.sequences[at + 1 :]
-        del self.members[next(islice(self.members, at, None))]
+        self._bases -= self.members.pop(next(islice(self.members, at, None)))[1]
+
+    def context(self) -> int:
+        """Return the tokens with memory, of all sequences together."""
+        return self._bases + self.steps * len(self.members)
 
     def allocations(self) -> list[Any]:
         """Return the allocations of the sequences, in order."""
@@ -494,6 +501,8 @@ def _with_drafts(counts: StepFeatures, step: ScheduledStep, state_bytes: int, ru
 
 
 def _decode_context(step: ScheduledStep) -> int:
+    if step.context is not None:
+        return step.context
     return sum([sequence.prompt + sequence.generated for sequence in step.decodes])
 
 
