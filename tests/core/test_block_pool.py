@@ -172,3 +172,30 @@ def test_runs_are_the_blocks_that_they_hold(blocks):
         for _ in range(200):
             both.act()
             both.compare()
+
+
+class Told(list):
+    """A lower tier that has no blocks, and lists the digests of those that were evicted."""
+
+    def find(self, key):
+        return None
+
+    def published(self, key):
+        pass
+
+    def evicted(self, key):
+        self.append(key.digest)
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_blocks_that_are_taken_later_are_counted_at_once(below):
+    pool = BlockPool(3)
+    pool.lower = told = Told() if below else None
+    for block, digest in zip(blocks := pool.take_single(3), (7, 8, 9), strict=True):
+        pool.publish_single(0, block, digest)
+    pool.free(blocks)
+    pool.take_later(2)
+    assert (pool.num_free, pool.num_keyed(0)) == (1, 1)
+    assert told == ([7, 8] if below else None), "a tier writes what is evicted"
+    assert [pool.find(0, digest) is not None for digest in (7, 8, 9)] == [False, False, True]
+    pool.check()

@@ -289,7 +289,13 @@ class BlockPool:
         self._evict_first(self._take_blank(count))
 
     def take_later(self, count: int) -> None:
-        """Allocate as `take`, of a pool with one group; published blocks are evicted once the pool is read."""
+        """Allocate as `take`, of a pool with one group; published blocks are evicted once the pool is read.
+
+        A lower tier hears of evictions at once.
+        """
+        if self.lower is not None:
+            self.take(count)
+            return
         owed = self._take_blank(count)
         self._num_owed += owed
         self.num_evicted[0] += owed
