@@ -20,7 +20,7 @@ from spanlab.core.policies.tiered import BackfilledPolicy, TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import PassageRules, Policy
 from spanlab.core.repair import PREFIXES_ALONE, Repair, map_bytes, working_map_bytes
-from spanlab.core.request import UNLIMITED, Budget, Request
+from spanlab.core.request import Request
 from spanlab.core.rules import RECOVERIES, STATE_FORMATS, Progress, Recovery, ReuseRules, StateFormat, merge_progress
 from spanlab.core.step import SpanReads
 from spanlab.core.store import Store
@@ -32,7 +32,7 @@ from spanlab.model_spec import COSTS, Cost, CostOf, HardwareSpec, ModelSpec
 from spanlab.provenance import machine
 from spanlab.registry import Registry
 from spanlab.settings.arms import Strategy, departures, eviction_rules
-from spanlab.settings.server import StoreSettings
+from spanlab.settings.server import StoreSettings, held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.workloads.files import is_pipe
 from spanlab.workloads.load import WorkloadSettings, load_workload, refuse_selection
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 # Builders: the only place where settings become objects; a registered name is imported on first
 # use.
 # ------------------------------------------------------------------------------
-
-GIB = 1 << 30
 
 
 def _convert(file: Path, folder: Path) -> None:
@@ -113,22 +111,6 @@ def build_timing(study: Study) -> TimingModel:
     return study.timing.build(study.model, study.hardware, lambda path: profile_of(study))
 
 
-def build_budget(settings: StoreSettings) -> Budget:
-    """Return the store's budget in bytes."""
-    kv, state, total = (
-        UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
-        for gib in (*settings.pools_gib, settings.total_gib)
-    )
-    return Budget(kv, state, total, settings.entries or UNLIMITED)
-
-
-def held_token_bytes(study: Parts) -> int:
-    """Return the KV bytes per token of the model and of a drafter's layers."""
-    drafter = study.batch.speculation
-    held_layers = drafter.draft_layers if drafter.has_kv else 0
-    return study.model.kv_bytes_per_token + held_layers * study.model.drafter_layer_bytes
-
-
 def build_policy(
     study: Parts, strategy: Strategy, warmup: int, max_tokens: int, future: Sequence[Request] = ()
 ) -> Policy:
@@ -138,10 +120,10 @@ def build_policy(
     `max_tokens`  length of the longest prompt
     `future`      all requests in order of arrival: clairvoyant rules read them, others only which are continued
     """
-    model, budget, name = study.model, build_budget(study.store), strategy.policy_name
+    model, budget, name = study.model, study.store.budget, strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
-    drafter, token_bytes = study.batch.speculation, held_token_bytes(study)
+    drafter, token_bytes = study.batch.speculation, held_token_bytes(study.model, study.batch)
     rules = replace(build_reuse_rules(strategy, model), drops_last=drafter.has_kv and strategy.match == "block_hash")
     state_bytes = model.state_bytes - rules.state_bytes_saved
     eviction = eviction_rules(strategy, build_cost(model, strategy), rules, future)

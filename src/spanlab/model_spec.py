@@ -18,6 +18,8 @@ from spanlab.registry import Registry, not_negative, one_of, positive
 Positions = NDArray[np.integer]
 Counts = NDArray[np.int64]
 
+GIB = 1 << 30
+
 _SIZES = (
     "hidden_size",
     "vocab_size",

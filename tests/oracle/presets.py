@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 
-from spanlab.build import GIB, build_policy
+from spanlab.build import build_policy
 from spanlab.core.admission import BatchRules
 from spanlab.core.protocol import Policy
+from spanlab.model_spec import GIB
 from spanlab.settings import StoreSettings, Strategy
 
 STRATEGIES = Path(__file__).parents[2] / "conf" / "strategy"

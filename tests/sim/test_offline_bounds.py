@@ -9,14 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spanlab.build import GIB, build_budget, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import UNLIMITED, Budget, Request, Span
 from spanlab.core.rules import ReuseRules, StorageRules
-from spanlab.model_spec import HardwareSpec
+from spanlab.model_spec import GIB, HardwareSpec
 from spanlab.offline.bound import CacheMemory, Prefill, least_ttft, offline_bound
 from spanlab.offline.forest import (
     Admissions,
@@ -206,7 +206,7 @@ def test_no_arm_beats_its_bound(options, prompts):
     model = study.model
     room = prompts * (longest + 40) * model.kv_bytes_per_token + 3 * model.state_bytes
     study.store.total_gib, study.store.kv_gib = room / GIB, None
-    budget = build_budget(study.store)
+    budget = study.store.budget
     for name, arm in study.arms.items():
         policy, records = build_policy(study, arm, 0, longest), []
         timing, batch = build_timing(study), study.batch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.build import GIB, build_policy, build_timing, build_workload
+from spanlab.build import build_policy, build_timing, build_workload
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
@@ -12,6 +12,7 @@ from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
 from spanlab.core.step import SpanReads, features
 from spanlab.core.tree import isolated, whole
+from spanlab.model_spec import GIB
 from spanlab.records import LOSS_CAUSES
 from spanlab.study.jobs import build_arrivals
 from spanlab_sim.run import simulate

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished
-from spanlab.build import GIB, build_policy, build_prefill_time, held_token_bytes
+from spanlab.build import build_policy, build_prefill_time
+from spanlab.model_spec import GIB
 from spanlab.records import delays_of
 from spanlab.registry import Registry, one_of
 from spanlab.report.cells import Cell, Table, hidden, number_format, word
@@ -16,6 +17,7 @@ from spanlab.report.sweep import SweepPoint, value_text
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis, BarSettings
 from spanlab.settings.arms import check_names
+from spanlab.settings.server import held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.stats import Verdict, expected_prefix, t_interval, verdict_of
 from spanlab.study.bounds import ArmResult
@@ -210,9 +212,10 @@ def thrash(finished: Finished, arm: str) -> Iterator[Verdict]:
     All recomputed KV counts, however long ago it was evicted; a limit on that distance could only lower it.
     """
     result = _result_of(finished, arm)
-    capacity, evicted = finished.study.store.total_gib, sum(run["evicted_bytes"] for run in result.data.runs)
+    study, evicted = finished.study, sum(run["evicted_bytes"] for run in result.data.runs)
     recomputed_tokens = sum(int(columns["lost_kv_evicted"].sum()) for columns in finished.files[arm].columns().values())
-    share = recomputed_tokens * held_token_bytes(finished.study) / evicted if evicted else 0.0
+    share = recomputed_tokens * held_token_bytes(study.model, study.batch) / evicted if evicted else 0.0
+    capacity = study.store.total_gib
     roomy = capacity is None or capacity * GIB >= ROOMY * _working_set(finished, result)
     yield Verdict("thrash", arm, "computed again ÷ evicted bytes", share, most=MOST_THRASHED if roomy else None)
 
@@ -240,9 +243,9 @@ def _hit_rates(finished: Finished, arm: str) -> np.ndarray:
 
 def _working_set(finished: Finished, result: ArmResult) -> float:
     """Return KV bytes of the distinct tokens of one run: outputs, and prompts without their known prefixes."""
-    runs = finished.files[result.data.name].columns().values()
+    study, runs = finished.study, finished.files[result.data.name].columns().values()
     new = [columns["prompt_tokens"] - columns["seen_tokens"] + columns["output_tokens"] for columns in runs]
-    return float(np.mean([tokens.sum() for tokens in new])) * held_token_bytes(finished.study)
+    return float(np.mean([tokens.sum() for tokens in new])) * held_token_bytes(study.model, study.batch)
 
 
 def _check(study: Study) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, point_entries
-from spanlab.build import held_token_bytes
 from spanlab.core.policies.block_pool import block_multiple, block_shape
 from spanlab.core.releases import RELEASES
 from spanlab.records import delays_of
@@ -24,6 +23,7 @@ from spanlab.report.data import token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
+from spanlab.settings.server import held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.study.numbers import Columns, read_records, select
 
@@ -67,7 +67,7 @@ def _block_size(study: Study, name: str) -> int:
     if inner is None:
         inner = RELEASES[pool.release].exports_states(study.model, study.hardware.compute_capability)
     multiple = block_multiple(study.model, inner=inner)
-    return block_shape(study.model, held_token_bytes(study), pool.block_size, multiple, drafts).size
+    return block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size, multiple, drafts).size
 
 
 def _recomputed_per_hit(columns: Columns) -> float | None:

@@ -36,7 +36,7 @@ from spanlab.analyses.fixes import (
     verdict,
 )
 from spanlab.analyses.money import money_lines, money_of, money_table, saved_money
-from spanlab.build import GIB
+from spanlab.model_spec import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.registry import require

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.build import GIB, build_budget, build_placer, build_policy, build_prefill_time
+from spanlab.build import build_placer, build_policy, build_prefill_time
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Placer, PrefillInfo, Rule, retention
 from spanlab.core.policies.block_pool import BLOCK, GroupRule, alignment_of, block_shape, blocks_of
-from spanlab.model_spec import ModelSpec
+from spanlab.model_spec import GIB, ModelSpec
 from spanlab.offline.bound import most_reused_tokens
 from spanlab.offline.forest import Ints, ServiceOrder, find_reuses
 from spanlab.offline.replay import (
@@ -83,7 +83,7 @@ def capacity_of(study: Study) -> int:
         value = getattr(study.store, key)
         if value is not None:
             raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
-    return build_budget(study.store).total_bytes
+    return study.store.budget.total_bytes
 
 
 def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:

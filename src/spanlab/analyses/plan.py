@@ -11,8 +11,9 @@ from rich.console import Console
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.plan_points import Border, Outcome, Point, Trials, find_border
-from spanlab.build import GIB, build_policy
+from spanlab.build import build_policy
 from spanlab.core.request import Request
+from spanlab.model_spec import GIB
 from spanlab.registry import Registry, one_of, require
 from spanlab.report import style, units
 from spanlab.report.cells import Cell, Table, count, number_format, percent, seconds_interval, word

@@ -19,7 +19,7 @@ from spanlab.analyses.plan import (
 )
 from spanlab.analyses.plan_points import APART_NS, Border, Outcome, Point, geometric
 from spanlab.analyses.state_ratio import SGLANG_DEFAULT, balanced
-from spanlab.build import GIB
+from spanlab.model_spec import GIB
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.server import StoreSettings
 from spanlab.study.prepare import room_gib

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
-from spanlab.build import held_token_bytes
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.records import Record, delays_of
 from spanlab.registry import one_of
@@ -26,7 +25,7 @@ from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_
 from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.arms import Strategy
-from spanlab.settings.server import SERVER, ServerSettings
+from spanlab.settings.server import SERVER, ServerSettings, held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.study.backends import RealEngine, Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
@@ -305,7 +304,7 @@ class _EngineBeside:
         (name,) = study.chosen()
         pool = study.arms[name].pool
         assert pool is not None, "checked with the settings"
-        size = block_shape(study.model, held_token_bytes(study), pool.block_size).size
+        size = block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size).size
         self._study = study
         self._strategy = Strategy(family="block_hash", match="block_hash", block_size=size)
         alone = replace(study, backend="engine", server=ServerSettings(), analyses=ANALYSES.section()())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from spanlab.analyses.twin_log import LIMITS, Described, Floats, Outside, Steps, TimedLog, check_split
-from spanlab.build import build_budget, build_workload, held_token_bytes
+from spanlab.build import build_workload
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.core.request import Request
@@ -25,7 +25,7 @@ from spanlab.model_spec import ModelSpec
 from spanlab.records import NS, delays_of
 from spanlab.settings.arms import leaves
 from spanlab.settings.composition import as_settings, open_schema
-from spanlab.settings.server import SERVER
+from spanlab.settings.server import SERVER, held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.study.folder import CONFIG, fingerprint, read_settings
 from spanlab.study.jobs import Jobs
@@ -189,8 +189,8 @@ class _Run:
         study, pool = self.study, self.study.arms[self.arm].pool
         if pool is None:
             raise ValueError(f"{self.subject}: only={study.runs.only}: expected a server with a pool of blocks")
-        shape = block_shape(study.model, held_token_bytes(study), pool.block_size)
-        blocks = shape.pool(shape.limit(build_budget(study.store))).num_blocks
+        shape = block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size)
+        blocks = shape.pool(shape.limit(study.store.budget)).num_blocks
         meta = {
             "engine_kwargs": _limits(study.batch) | {"async_scheduling": study.batch.async_scheduling},
             "kv_cache": {"block_size": shape.size, "num_gpu_blocks": blocks + 1},  # the null block

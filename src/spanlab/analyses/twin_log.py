@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.build import GIB
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import BLOCK
 from spanlab.core.request import Request, Span
 from spanlab.core.step import StepFeatures
+from spanlab.model_spec import GIB
 from spanlab.records import e2e, tpot, ttft
 from spanlab.registry import positive
 from spanlab.settings.study import Study

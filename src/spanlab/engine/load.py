@@ -37,7 +37,7 @@ from spanlab.engine.oracle import check_model
 from spanlab.engine.recurrent import MIXER, pack_mixers
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_files import find_config, packaged, packaged_folder
-from spanlab.model_spec import DeviceRates, ModelSpec
+from spanlab.model_spec import GIB, DeviceRates, ModelSpec
 
 # ------------------------------------------------------------------------------
 # The support check: which layers of a model allow exact reuse of spans, and the reasons for the
@@ -348,8 +348,6 @@ def convert(file: Path, folder: Path) -> None:
 # ------------------------------------------------------------------------------
 # Pool size of a run, and checks that every request fits.
 # ------------------------------------------------------------------------------
-
-GIB = 1 << 30
 
 
 def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:

@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 from spanlab.compiled import MODES
+from spanlab.core.admission import BatchRules
+from spanlab.core.request import UNLIMITED, Budget
 from spanlab.core.tiers import TierRules
+from spanlab.model_spec import GIB, ModelSpec
 from spanlab.registry import check_seeds, one_of, positive, require, within
 from spanlab.workloads.workload import check_prompts
 
@@ -48,6 +51,21 @@ class StoreSettings:
         if self.state_ratio is None or self.total_gib is None:
             return self.kv_gib, self.state_gib
         return self.total_gib / (1 + self.state_ratio), self.total_gib * self.state_ratio / (1 + self.state_ratio)
+
+    @property
+    def budget(self) -> Budget:
+        """Budget in bytes."""
+        kv, state, total = (
+            UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED) for gib in (*self.pools_gib, self.total_gib)
+        )
+        return Budget(kv, state, total, self.entries or UNLIMITED)
+
+
+def held_token_bytes(model: ModelSpec, batch: BatchRules) -> int:
+    """Return the KV bytes per token of the model and of a drafter's layers."""
+    drafter = batch.speculation
+    held_layers = drafter.draft_layers if drafter.has_kv else 0
+    return model.kv_bytes_per_token + held_layers * model.drafter_layer_bytes
 
 
 #: Choices of `executor`, which are also values of its key `kind`.

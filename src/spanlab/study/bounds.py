@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.build import build_budget, build_policy, build_timing, held_token_bytes, tier_bytes
+from spanlab.build import build_policy, build_timing, tier_bytes
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
@@ -36,6 +36,7 @@ from spanlab.records import NS, ttft
 from spanlab.report.data import ArmData, LoadPoint
 from spanlab.settings.analyses import parse_limit
 from spanlab.settings.arms import Strategy
+from spanlab.settings.server import held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, verdict_of
 from spanlab.study.jobs import Runtime, run_cells
@@ -286,14 +287,14 @@ class StudyBounds:
     def _memory(self, arm: str, storage: Storage) -> CacheMemory:
         """Memory of the device and of the tiers that the arm uses, over all replicas."""
         study = self.runtime.jobs.study
-        model, budget = study.model, storage.budget(build_budget(study.store))
+        model, budget = study.model, storage.budget(study.store.budget)
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
         lower = tier_bytes(study, study.arms[arm])
         total, state = (min(device + lower, UNLIMITED) for device in (budget.total_bytes, budget.state_bytes))
         memory = replace(budget, total_bytes=total, state_bytes=state).times(
             study.replicas.count
         )  # one shared cache is at least as good as separate ones
-        token_bytes = held_token_bytes(study)
+        token_bytes = held_token_bytes(study.model, study.batch)
         if POLICIES.takes(study.arms[arm].policy_name, "in_flight"):  # frees what layers of windows no longer read
             token_bytes -= model.kv_bytes_per_token - model.full_bytes_per_token
         return CacheMemory(memory, token_bytes, states)

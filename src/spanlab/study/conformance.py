@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spanlab.build import GIB, EngineParts, build_engine, build_policy
+from spanlab.build import EngineParts, build_engine, build_policy
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import MapRules, Repair, SpanSettings
@@ -21,7 +21,7 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import ScheduledSequence as Admitted
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.judge import check_address
-from spanlab.model_spec import ModelSpec
+from spanlab.model_spec import GIB, ModelSpec
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.settings.arms import PlacementSettings, Strategy

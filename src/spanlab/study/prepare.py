@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanlab.build import GIB, build_budget, build_policy, build_progress, build_workload
+from spanlab.build import build_policy, build_progress, build_workload
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.token_string import Tokens
 from spanlab.engine.settings import GOLD
-from spanlab.model_spec import ModelSpec
+from spanlab.model_spec import GIB, ModelSpec
 from spanlab.plugins import load_plugins
 from spanlab.provenance import PACKAGES_OF
 from spanlab.queries.render import ChatTokenizer
@@ -117,7 +117,7 @@ def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
 
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     """Raise where one request alone, with an arm's private copies of its spans, exceeds the store."""
-    model, budget = study.model, build_budget(study.store)
+    model, budget = study.model, study.store.budget
     distinct = {_memory_key(study.arms[name], model): name for name in reversed(study.chosen())}
     for name in distinct.values():
         policy = build_policy(study, study.arms[name], 0, 1)
@@ -212,7 +212,7 @@ def check_context(study: Study, facts: EngineFacts, requests: tuple[Request, ...
 
 def _pool_bytes(study: Study) -> int:
     """Largest number of bytes that the store may hold, KV and states together."""
-    budget = build_budget(study.store)
+    budget = study.store.budget
     limited = study.model.is_hybrid and budget.state_bytes < UNLIMITED
     return min(budget.total_bytes, budget.kv_bytes + (budget.state_bytes if limited else 0))
 

@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from spanlab.build import GIB
 from spanlab.judge import check_address
+from spanlab.model_spec import GIB
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, entry, one_of, positive
 from spanlab.report.cells import Column, Table, count, percent, word

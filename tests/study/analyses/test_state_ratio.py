@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spanlab.analyses.state_ratio import balanced
-from spanlab.build import build_budget, build_workload
+from spanlab.build import build_workload
 from spanlab.cli import compose
 from spanlab.settings import StoreSettings
 from spanlab.study.run import run_study
@@ -24,8 +24,8 @@ TOY = (
 
 
 def test_a_ratio_is_two_pools_of_the_same_total():
-    split = build_budget(StoreSettings(total_gib=12, state_ratio=0.5))
-    assert split == build_budget(StoreSettings(total_gib=12, kv_gib=8, state_gib=4))
+    split = StoreSettings(total_gib=12, state_ratio=0.5).budget
+    assert split == StoreSettings(total_gib=12, kv_gib=8, state_gib=4).budget
 
 
 def test_the_formula_is_five_states_to_the_mean_request():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from spanlab.build import build_budget, held_token_bytes
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.request import UNLIMITED
+from spanlab.settings.server import held_token_bytes
 from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch, served_folder
 
 _SERVER = Path(__file__).with_name("llama_server.py")
@@ -53,9 +53,9 @@ class LlamaCpp(EmbeddedServer):
 
 def _context(launch: Launch, parts: int, slots: int) -> int:
     """Return the tokens of all slots, in `parts` equal parts; without a limit, each slot takes the longest request."""
-    budget = build_budget(launch.study.store)
+    budget = launch.study.store.budget
     limit = min(budget.total_bytes, budget.kv_bytes)
     unit = _UNIT * parts
     if limit >= UNLIMITED:
         return math.ceil(slots * launch.longest / unit) * unit
-    return max(unit, limit // held_token_bytes(launch.study) // unit * unit)
+    return max(unit, limit // held_token_bytes(launch.study.model, launch.study.batch) // unit * unit)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spanlab.build import build_budget, held_token_bytes
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.core.request import UNLIMITED
 from spanlab.engine.settings import dtype_of
+from spanlab.settings.server import held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.study.servers.base import LOOPBACK, SERVERS, EmbeddedServer, Launch, served_folder
 
@@ -52,8 +52,8 @@ class VllmCpu(EmbeddedServer):
         }
         if (size := _block_size(study)) is not None:
             options["block-size"] = size
-            shape = block_shape(study.model, held_token_bytes(study), size)
-            if (limit := shape.limit(build_budget(study.store))) < UNLIMITED:
+            shape = block_shape(study.model, held_token_bytes(study.model, study.batch), size)
+            if (limit := shape.limit(study.store.budget)) < UNLIMITED:
                 options["num-gpu-blocks-override"] = shape.pool(limit).num_blocks + 1  # one is its null block
         flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
         flags += ["--async-scheduling"] if batch.async_scheduling else ["--no-async-scheduling"]
