@@ -30,9 +30,7 @@ from spanlab.core.protocol import Arranger
 from spanlab.core.scheduler import Scheduler
 from spanlab.engine.model import SpanModel
 from spanlab.settings import Study
-from spanlab.study.servers.base import Launch, RunningServer, free_port, running
-from spanlab.study.servers.llama_cpp import LlamaCpp
-from spanlab.study.servers.mistralrs import MistralRs
+from spanlab.study.servers.base import Launch, LlamaCpp, MistralRs, RunningServer, free_port, running
 
 WORKER = Path(__file__).with_name("kvboost_worker.py")
 LONGEST = 8192  # tokens of a request, which is the model's context

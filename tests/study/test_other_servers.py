@@ -22,8 +22,8 @@ import pytest
 
 from spanlab.cli import compose
 from spanlab.core.request import Request, Span
-from spanlab.study.servers import base, llama_cpp, mistralrs
-from spanlab.study.servers.base import as_served
+from spanlab.study.servers import base
+from spanlab.study.servers.base import LlamaCpp, MistralRs, as_served
 
 SERVERS = Path(base.__file__).parent
 FAKE = """
@@ -104,7 +104,7 @@ def test_llama_cpp_gets_the_rules_of_its_arm(tmp_path: Path, weights: Path):
     options = ["options.cache_reuse=32", "options.kv_unified=false", "options.cache_ram_gib=0.5"]
     overrides = [f"arms.llama_cpp.{option}" for option in options]
     study = study_of("llama_cpp", "llama_cpp", "engine.weights=path", f"engine.path={weights}", *overrides)
-    kind = llama_cpp.LlamaCpp()
+    kind = LlamaCpp()
     kind.check(study)
     command = kind.command(launch_of(study, tmp_path))
     pairs = dict(pairwise(command))
@@ -121,7 +121,7 @@ def test_llama_cpp_gets_the_rules_of_its_arm(tmp_path: Path, weights: Path):
 
 def test_the_store_is_the_context_of_llama_cpp(tmp_path: Path, weights: Path):
     study = study_of("llama_cpp", "llama_cpp", "engine.weights=path", f"engine.path={weights}", "store=gib_2")
-    command = llama_cpp.LlamaCpp().command(launch_of(study, tmp_path))
+    command = LlamaCpp().command(launch_of(study, tmp_path))
     tokens = int(command[command.index("--ctx-size") + 1])
     assert 0 <= (2 << 30) - tokens * study.model.kv_bytes_per_token < 256 * study.model.kv_bytes_per_token
 
@@ -130,7 +130,7 @@ def test_mistral_rs_gets_the_limit_of_requests(tmp_path: Path, weights: Path):
     unlimited = "arms.mistralrs_0_9.options.prefix_cache_n=null"
     paths = ["engine.weights=path", f"engine.path={weights}"]
     study = study_of("mistralrs_0_9", "mistralrs", unlimited, *paths)
-    kind = mistralrs.MistralRs()
+    kind = MistralRs()
     kind.check(study)
     command = kind.command(launch_of(study, tmp_path))
     assert command[command.index("--max-seqs") + 1] == str(study.batch.max_num_seqs)
@@ -139,9 +139,9 @@ def test_mistral_rs_gets_the_limit_of_requests(tmp_path: Path, weights: Path):
 @pytest.mark.parametrize(
     ("kind", "arm", "engine", "message"),
     [
-        (mistralrs.MistralRs, "vllm_0_32", "mistralrs", "expected an arm with policy=sequences"),
-        (mistralrs.MistralRs, "mistralrs_0_9", "mistralrs", "prefix_cache_n=16 .* expected null"),
-        (llama_cpp.LlamaCpp, "lmcache", "llama_cpp", "expected an arm with policy=slots"),
+        (MistralRs, "vllm_0_32", "mistralrs", "expected an arm with policy=sequences"),
+        (MistralRs, "mistralrs_0_9", "mistralrs", "prefix_cache_n=16 .* expected null"),
+        (LlamaCpp, "lmcache", "llama_cpp", "expected an arm with policy=slots"),
     ],
 )
 def test_arms_of_another_cache_are_refused(kind, arm, engine, message):

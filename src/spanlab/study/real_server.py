@@ -27,7 +27,6 @@ from spanlab.settings.server import NO_ENGINE
 from spanlab.settings.study import Study
 from spanlab.study.jobs import Backend, Job, RunLogs
 from spanlab.study.logs import TokenGaps
-from spanlab.study.servers import llama_cpp, mistralrs, vllm_cpu  # noqa: F401 - register themselves
 from spanlab.study.servers.base import SERVERS, Launch, RunningServer, free_port, running
 from spanlab.study.servers.steps import write_last_run
 from spanlab.workloads.text import find_tokenizer

@@ -21,7 +21,6 @@ from spanlab.core.token_string import Tokens, array_of
 from spanlab.kinds import check_fields, field
 from spanlab.registry import positive
 from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, Label, SourceUnavailable, file_sha256, read_jsonl, shorten
-from spanlab.workloads.load import WORKLOADS, OfFile, Selected, WithPreamble
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape, committed
 from spanlab.workloads.workload import Corpus, Expand, ProvenanceKind, workload
 
@@ -177,22 +176,6 @@ class RagPulse:
                 f"workload.ragpulse.speedup={self.speedup} with workload.ragpulse.rate_rps={self.rate_rps}; "
                 f"expected one of them"
             )
-
-
-@dataclass
-@WORKLOADS.register("ragpulse")
-class RagPulseWorkload(WithPreamble, Selected, OfFile):
-    """Two recorded weeks of a RAG assistant, as content ids."""
-
-    ragpulse: RagPulse = field(RagPulse, None, "the part of the trace, and its times")
-
-    def pace(self) -> dict[str, float]:
-        values = {"rate_rps": (self.ragpulse.rate_rps, None), "speedup": (self.ragpulse.speedup, 1.0)}
-        return {
-            f"workload.ragpulse.{key}": value
-            for key, (value, unset) in values.items()
-            if value is not None and value != unset
-        }
 
 
 @workload("ragpulse", "shape")

@@ -1,1 +1,1 @@
-"""Real servers that a study starts by itself, one per file."""
+"""Real servers that a study starts by itself, their scripts, and the log of their steps."""

@@ -1,11 +1,13 @@
 """Real servers that a study starts by itself: their environment, model, process, address and log.
 
-A server is one file here. Its process runs under `guard.py`, which ends it with the study, however the study ends.
+A kind of server is a class with its command line. The process runs under `guard.py`, which ends it with the study,
+however the study ends.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -25,11 +27,13 @@ import httpx
 import orjson
 
 from spanlab.compiled import HOME
-from spanlab.core.request import Request
+from spanlab.core.policies.block_pool import block_shape
+from spanlab.core.policies.named import POLICIES
+from spanlab.core.request import UNLIMITED, Request
 from spanlab.engine.settings import dtype_of, remap_tokens
 from spanlab.model_files import cache_folder, find_config, packaged, packaged_folder
 from spanlab.registry import Registry
-from spanlab.settings.server import NO_ENGINE
+from spanlab.settings.server import NO_ENGINE, held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.study.servers import guard
 
@@ -283,3 +287,182 @@ def _draw(config: bytes, folder: Path, dtype: str, seed: str) -> None:
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------
+# llama.cpp's server for CPUs: the version of the preset `llama_cpp`, built from the source of a Python
+# package.
+# ------------------------------------------------------------------------------
+
+_LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
+_CONTEXT_UNIT = 256  # tokens; a slot's context has a multiple of it
+_MIB_PER_GIB = 1024
+
+
+@SERVERS.register("llama_cpp")
+class LlamaCpp(EmbeddedServer):
+    """llama.cpp of October 2026 (llama-cpp-python 0.3.36) for CPUs: slots of one sequence."""
+
+    environment = "llama_cpp"
+    version = "0c1e57098"
+    policy = "slots"
+    overrides = ("arms=presets", "only=[llama_cpp]", "baseline=llama_cpp")
+    knows_salts = False
+
+    def command(self, launch: Launch) -> list[str]:
+        """Return the command of the server; the study's store is its context, in whole units of 256 tokens."""
+        study = launch.study
+        (arm,) = study.chosen()
+        rules = POLICIES.schema(self.policy)(**study.arms[arm].options)
+        options = {
+            "alias": study.model.name,
+            "host": LOOPBACK,
+            "port": launch.port,
+            "ctx-size": _slots_context(launch, 1 if rules.kv_unified else rules.parallel, rules.parallel),
+            "parallel": rules.parallel,
+            "batch-size": study.batch.max_num_batched_tokens,
+            "slot-prompt-similarity": rules.slot_prompt_similarity,
+            "cache-reuse": rules.cache_reuse,
+            "cache-ram": round(rules.cache_ram_gib * _MIB_PER_GIB),
+        }
+        given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        flags = [
+            "--kv-unified" if rules.kv_unified else "--no-kv-unified",
+            "--cache-idle-slots" if rules.cache_idle_slots else "--no-cache-idle-slots",
+        ]
+        model = launch.folder / "model.gguf"
+        words = [str(_LLAMA_SERVER), str(served_folder(study)), str(model), "--", *given, *flags]
+        return ["python", "-I", *words, *study.server.arguments]
+
+
+def _slots_context(launch: Launch, parts: int, slots: int) -> int:
+    """Return the tokens of all slots, in `parts` equal parts; without a limit, each slot takes the longest request."""
+    budget = launch.study.store.budget
+    limit = min(budget.total_bytes, budget.kv_bytes)
+    unit = _CONTEXT_UNIT * parts
+    if limit >= UNLIMITED:
+        return math.ceil(slots * launch.longest / unit) * unit
+    return max(unit, limit // held_token_bytes(launch.study.model, launch.study.batch) // unit * unit)
+
+
+# ------------------------------------------------------------------------------
+# mistral.rs for CPUs: the version of the preset `mistralrs_0_9`, behind a server of this package.
+# ------------------------------------------------------------------------------
+
+_MISTRALRS_SERVER = Path(__file__).with_name("mistralrs_server.py")
+
+
+@SERVERS.register("mistralrs")
+class MistralRs(EmbeddedServer):
+    """mistral.rs 0.9.5 for CPUs: prefix caching of whole sequences, of which it evicts none."""
+
+    environment = "mistralrs"
+    version = "0.9.5"
+    policy = "sequences"
+    overrides = (
+        *("arms=presets", "only=[mistralrs_0_9]", "baseline=mistralrs_0_9"),
+        "arms.mistralrs_0_9.options.prefix_cache_n=null",
+    )
+    knows_salts = False
+
+    def check(self, study: Study) -> None:
+        """Raise ValueError for an arm of another cache, or with an eviction that a CPU does not have."""
+        super().check(study)
+        (arm,) = study.chosen()
+        limit = study.arms[arm].options.get("prefix_cache_n", 16)
+        if limit is not None:
+            raise ValueError(
+                f"arms.{arm}.options.prefix_cache_n={limit} with server.engine=mistralrs: "
+                "expected null, for on a CPU mistral.rs evicts no sequence"
+            )
+
+    def command(self, launch: Launch) -> list[str]:
+        """Return the command of the server."""
+        study = launch.study
+        options = {
+            "name": study.model.name,
+            "host": LOOPBACK,
+            "port": launch.port,
+            "max-seqs": study.batch.max_num_seqs,
+        }
+        given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return ["python", "-I", str(_MISTRALRS_SERVER), str(served_folder(study)), *given, *study.server.arguments]
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        """Return what keeps the server offline."""
+        return {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
+
+# ------------------------------------------------------------------------------
+# vLLM for CPUs: the version of the preset `vllm_0_32`, with the decisions of its scheduler in a log.
+# ------------------------------------------------------------------------------
+
+VLLM_PRESET = "vllm_0_32"
+_VLLM_HOOK = Path(__file__).parent / "vllm_hook"
+_VLLM_KV_GIB = 2  # of a server whose study sets no limit
+_VLLM_WIDTH = 32  # blocks of its attention on a CPU have multiples of this many tokens
+
+
+@SERVERS.register("vllm_cpu")
+class VllmCpu(EmbeddedServer):
+    """vLLM 0.32.0 for CPUs: prefix caching in blocks, hybrids included."""
+
+    environment = "vllm_cpu"
+    version = "0.32.0"
+    reset_path = "/reset_prefix_cache"
+    logs_steps = True
+
+    def check(self, study: Study) -> None:
+        """Raise ValueError for an arm that is no pool of blocks, or for blocks that its attention does not have."""
+        size = _block_size(study)
+        if size is not None and size % _VLLM_WIDTH:
+            (arm,) = study.chosen()
+            raise ValueError(
+                f"arms.{arm}.pool.block_size={size} with server.engine=vllm_cpu: "
+                f"expected a multiple of {_VLLM_WIDTH}, or null for the server's own"
+            )
+
+    def command(self, launch: Launch) -> list[str]:
+        """Return the command of the server; the study's store is the number of its blocks."""
+        study, batch = launch.study, launch.study.batch
+        options: dict[str, object] = {
+            "model": served_folder(study),
+            "served-model-name": study.model.name,
+            "host": LOOPBACK,
+            "port": launch.port,
+            "dtype": dtype_of(study.model),
+            "seed": study.engine.seed,
+            "max-num-seqs": batch.max_num_seqs,
+            "max-num-batched-tokens": batch.max_num_batched_tokens,
+            "max-model-len": launch.longest,
+        }
+        if (size := _block_size(study)) is not None:
+            options["block-size"] = size
+            shape = block_shape(study.model, held_token_bytes(study.model, study.batch), size)
+            if (limit := shape.limit(study.store.budget)) < UNLIMITED:
+                options["num-gpu-blocks-override"] = shape.pool(limit).num_blocks + 1  # one is its null block
+        flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
+        flags += ["--async-scheduling"] if batch.async_scheduling else ["--no-async-scheduling"]
+        flags += [] if batch.enable_chunked_prefill else ["--no-enable-chunked-prefill"]
+        given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return ["python", "-m", "vllm.entrypoints.openai.api_server", *given, *flags, *study.server.arguments]
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        """Return what keeps the server offline and writes its steps."""
+        return {
+            "PYTHONPATH": str(_VLLM_HOOK),
+            "SPANLAB_STEP_LOG": str(launch.steps),
+            "VLLM_SERVER_DEV_MODE": "1",  # has the path that empties the cache
+            "VLLM_CPU_KVCACHE_SPACE": str(_VLLM_KV_GIB),
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+def _block_size(study: Study) -> int | None:
+    """Return the block size that the study sets, None for the server's own; ValueError for an arm without a pool."""
+    (arm,) = study.chosen()
+    if (pool := study.arms[arm].pool) is None:
+        raise ValueError(f"only={study.runs.only} with server.engine=vllm_cpu: expected {VLLM_PRESET}")
+    return pool.block_size
