@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from spanlab import dense_retrieval  # noqa: F401 - registers its retriever
 from spanlab.compiled import HOME
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
 from spanlab.core.placement.planner import Departures

@@ -9,8 +9,7 @@ import pytest
 from spanlab.build import build_workload
 from spanlab.workloads import WORKLOADS, Rag, RagPulse
 from spanlab.workloads.load import Popularity
-from spanlab.workloads.rag import RagWorkload
-from spanlab.workloads.ragpulse import RagPulseWorkload
+from spanlab.workloads.rag import RagPulseWorkload, RagWorkload
 
 
 def test_rag_settings_reach_the_workload():

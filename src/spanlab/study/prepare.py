@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from spanlab import dense_retrieval  # noqa: F401 - registers its retriever
 from spanlab.build import build_policy, build_progress, build_workload
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request

@@ -21,7 +21,8 @@ from spanlab.core.token_string import Tokens, array_of
 from spanlab.kinds import check_fields, field
 from spanlab.registry import not_negative, positive, share
 from spanlab.workloads.files import read_jsonl
-from spanlab.workloads.load import WORKLOADS, OfTextFile, Selected, WithPreamble
+from spanlab.workloads.load import WORKLOADS, OfFile, OfTextFile, Selected, WithPreamble
+from spanlab.workloads.ragpulse import RagPulse
 from spanlab.workloads.reading import KEY, QUALITY_EXPECTED, articles
 from spanlab.workloads.selection import Selection, check_documents, select, with_novel
 from spanlab.workloads.shape import committed
@@ -397,3 +398,24 @@ def _detail(source: Corpus, library: Library, options: Rag) -> str:
         f"seed {options.seed}; "
         f"{sum(library.sizes)} passages and {questions} questions of {len(library.passages)} {source.detail}"
     )
+
+
+# ------------------------------------------------------------------------------
+# The recorded trace of an assistant that retrieves passages; `ragpulse.py` reads it.
+# ------------------------------------------------------------------------------
+
+
+@dataclass
+@WORKLOADS.register("ragpulse")
+class RagPulseWorkload(WithPreamble, Selected, OfFile):
+    """Two recorded weeks of a RAG assistant, as content ids."""
+
+    ragpulse: RagPulse = field(RagPulse, None, "the part of the trace, and its times")
+
+    def pace(self) -> dict[str, float]:
+        values = {"rate_rps": (self.ragpulse.rate_rps, None), "speedup": (self.ragpulse.speedup, 1.0)}
+        return {
+            f"workload.ragpulse.{key}": value
+            for key, (value, unset) in values.items()
+            if value is not None and value != unset
+        }
