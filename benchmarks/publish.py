@@ -52,8 +52,7 @@ from texts import TEXTS, texts_of
 from spanlab.analyses.fit_profile import file_name
 from spanlab.cli import compose
 from spanlab.errors import sentence
-from spanlab.report.cells import Table
-from spanlab.report.table import markdown, read
+from spanlab.report.table import Table, markdown, read
 from spanlab.settings.composition import as_settings, open_schema
 from spanlab.study.folder import CONFIG
 from spanlab_sim.timings import Profile, read_profile

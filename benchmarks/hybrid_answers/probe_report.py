@@ -21,10 +21,27 @@ from spanlab.compiled import HOME
 from spanlab.errors import sentence
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import one_of
-from spanlab.report import cells, style
-from spanlab.report.cells import Cell, Table
-from spanlab.report.table import Field, Page, facts_of, tabulate, whole, with_ends, write_page
-from spanlab.report.units import Ends, percent, significant
+from spanlab.report import style
+from spanlab.report.table import (
+    Cell,
+    Ends,
+    Field,
+    Page,
+    Table,
+    byte_size,
+    estimate,
+    facts_of,
+    number_format,
+    one_decimal,
+    percent,
+    percent_text,
+    significant,
+    tabulate,
+    whole,
+    with_ends,
+    word,
+    write_page,
+)
 from spanlab.stats import Interval, percentile, positive_ratio, ratio, share
 from spanlab.study.folder import CONFIG, RunFolder, draw_figures, folder_name, publish, write_results
 
@@ -274,7 +291,7 @@ def _small(value: float) -> Cell:
 
 
 def _recall_tables_accuracy(share: float, ends: Ends | None) -> str:
-    return percent(share) if ends is None else f"{percent(share)} [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
+    return percent_text(share) if ends is None else f"{percent_text(share)} [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
 
 
 def _points(points: float, ends: Ends | None) -> str:
@@ -289,18 +306,18 @@ def _difference(name: str, heading: str) -> tuple[Field, ...]:
         low, high = (None if end is None else 100 * end for end in (share.low, share.high))
         return Interval(100 * share.mean, low, high)
 
-    return with_ends(Field(name, heading, cells.estimate(_points), in_points))
+    return with_ends(Field(name, heading, estimate(_points), in_points))
 
 
 _ANSWERS = (
-    Field("arm", "arm", cells.word, left=True),
-    *with_ends(Field("accuracy", "accuracy", cells.estimate(_recall_tables_accuracy))),
-    Field("updated", "updated\nkeys", cells.percent, "updated.mean"),
-    Field("first", "keys of the\nfirst document", cells.percent, "first.mean"),
-    Field("loss", "gold loss", cells.number_format(".3f"), "loss.mean"),
+    Field("arm", "arm", word, left=True),
+    *with_ends(Field("accuracy", "accuracy", estimate(_recall_tables_accuracy))),
+    Field("updated", "updated\nkeys", percent, "updated.mean"),
+    Field("first", "keys of the\nfirst document", percent, "first.mean"),
+    Field("loss", "gold loss", number_format(".3f"), "loss.mean"),
     *_difference("minus_full", "minus full view,\npoints"),
     *_difference("minus_exact", "minus exact,\npoints"),
-    Field("transition_bytes", "A of one\ndocument", cells.byte_size, "nbytes"),
+    Field("transition_bytes", "A of one\ndocument", byte_size, "nbytes"),
 )
 _NORMS = (
     Field(
@@ -313,10 +330,10 @@ _NORMS = (
     Field("median", "median\nnorm(A)", _small),
     Field("p90", "p90", _small),
     Field("max", "max", _small, "largest"),
-    Field("above_seen", f"heads above\n{SEEN:g}", cells.percent),
-    Field("above_kept", f"heads above\n{KEPT:g}", cells.percent),
+    Field("above_seen", f"heads above\n{SEEN:g}", percent),
+    Field("above_kept", f"heads above\n{KEPT:g}", percent),
     Field("decay", "median γ", _small),
-    Field("rank_of_kept", f"values above {SEEN:g},\nheads above {KEPT:g}", cells.one_decimal),
+    Field("rank_of_kept", f"values above {SEEN:g},\nheads above {KEPT:g}", one_decimal),
 )
 _HEADINGS = {"source": "weights", "norm": "norm(A)", "decay": "γ", "rank": f"values above {SEEN:g}"}
 
@@ -466,14 +483,14 @@ PRESETS = Path(__file__).with_name("presets")
 def settings_of(schema: type[Any], words: Sequence[str]) -> Any:
     """Return the settings that words such as `steps=100` choose; `training=NAME` first takes a file of `presets`."""
     config = OmegaConf.structured(schema)
-    for word in words:
-        key, equals, value = word.partition("=")
+    for given in words:
+        key, equals, value = given.partition("=")
         if not equals:
-            raise ValueError(f"{word}: expected KEY=VALUE")
+            raise ValueError(f"{given}: expected KEY=VALUE")
         if key == "training":
             one_of("training", value, sorted(path.stem for path in PRESETS.glob("*.yaml")))
             config = OmegaConf.merge(config, OmegaConf.load(PRESETS / f"{value}.yaml"))
-    changes = [word for word in words if not word.startswith("training=")]
+    changes = [given for given in words if not given.startswith("training=")]
     return OmegaConf.to_object(OmegaConf.merge(config, OmegaConf.from_dotlist(changes)))
 
 

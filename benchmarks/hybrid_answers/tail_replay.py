@@ -38,8 +38,7 @@ from spanlab.engine.recurrent import MIXER, silence_kernel_warnings
 from spanlab.model_files import find_spec
 from spanlab.model_spec import ModelSpec
 from spanlab.report import style
-from spanlab.report.cells import Cell, Table, hidden, percent, word
-from spanlab.report.table import Field, tabulate, whole, with_ends
+from spanlab.report.table import Cell, Field, Table, hidden, percent, tabulate, whole, with_ends, word
 from spanlab.stats import Interval, positive_ratio, share
 from spanlab.study.folder import entry_folder, print_line
 

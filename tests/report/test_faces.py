@@ -9,8 +9,21 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from spanlab.report.cells import MISSING, Cell, Column, Table
-from spanlab.report.table import as_text, csv_text, fitted, html, markdown, print_tables, read, tracker_rows, write
+from spanlab.report.table import (
+    MISSING,
+    Cell,
+    Column,
+    Table,
+    as_text,
+    csv_text,
+    fitted,
+    html,
+    markdown,
+    print_tables,
+    read,
+    tracker_rows,
+    write,
+)
 
 COLUMNS = (
     Column("arm", "arm", left=True),

@@ -7,8 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from spanlab.report.cells import Cell, Column, Table
-from spanlab.report.table import Page, facts_of, html, write_page
+from spanlab.report.table import Cell, Column, Page, Table, facts_of, html, write_page
 
 TABLE = Table("arms", "Arms <1>\nfooter", (Column("arm", "arm", left=True),), ((Cell("a", "<a>"),),), ("a & b",))
 ROWS = Table("rows", "rows", (Column("arm", ""),), ((Cell("a", ""),),))

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from spanlab.analyses.summary import arms_table
-from spanlab.report import units
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.table import as_text as texts
-from spanlab.report.table import csv_text
+from spanlab.report.table import (
+    byte_size_text,
+    count_text,
+    csv_text,
+    percent_text,
+    ratio_text,
+    seconds_text,
+    significant,
+)
 
 
 def as_text(study, width=160):
@@ -203,19 +210,19 @@ def test_degenerate_studies_have_a_table(degenerate):
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (units.count(0), "0"),
-        (units.count(9_999), "9999"),
-        (units.count(15_534_000), "15.53 M"),
-        (units.count(123_456), "123.5 k"),
-        (units.byte_size(0), "0 B"),
-        (units.byte_size(16 * 2**30), "16.0 GiB"),
-        (units.byte_size(1023 * 2**20), "0.999 GiB"),
-        (units.seconds(0.0971, (0.0899, 0.1043)), "97.1 [89.9, 104.3] ms"),
-        (units.seconds(9.999), "10.0 s"),
-        (units.seconds(None), "–"),
-        (units.ratio(1.0, (1.0, 1.0)), "1.00 [1.00, 1.00] ×"),
-        (units.significant(0.0042), "0.00420"),
-        (units.percent(None), "–"),
+        (count_text(0), "0"),
+        (count_text(9_999), "9999"),
+        (count_text(15_534_000), "15.53 M"),
+        (count_text(123_456), "123.5 k"),
+        (byte_size_text(0), "0 B"),
+        (byte_size_text(16 * 2**30), "16.0 GiB"),
+        (byte_size_text(1023 * 2**20), "0.999 GiB"),
+        (seconds_text(0.0971, (0.0899, 0.1043)), "97.1 [89.9, 104.3] ms"),
+        (seconds_text(9.999), "10.0 s"),
+        (seconds_text(None), "–"),
+        (ratio_text(1.0, (1.0, 1.0)), "1.00 [1.00, 1.00] ×"),
+        (significant(0.0042), "0.00420"),
+        (percent_text(None), "–"),
     ],
 )
 def test_units_are_short_text(shown, text):

@@ -17,10 +17,7 @@ from spanlab.analyses.base import Findings, Finished
 from spanlab.core.request import Request
 from spanlab.judge import Case, JudgeSettings, judge_all
 from spanlab.queries.render import ChatTokenizer
-from spanlab.report import cells
-from spanlab.report.cells import Table
-from spanlab.report.table import Field, tabulate
-from spanlab.report.units import Ends
+from spanlab.report.table import Ends, Field, Table, count, estimate, percent_interval, tabulate, word
 from spanlab.settings.analyses import (
     ANALYSES,
     LABELS,
@@ -51,21 +48,15 @@ def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
     """Return accuracy where answers were scored, and agreement with the baseline where logits were stored."""
     scored = any(entry["accuracy"] for entry in entries)
     compared = any(entry["agreement"] for entry in entries)
-    divergence = cells.estimate(_short_nats)
+    divergence = estimate(_short_nats)
     fields = (
-        Field("arm", "arm", cells.word, left=True),
-        *(Field(label, label, lambda value: cells.word(str(value)), left=True) for label in labels),
-        Field("questions", "questions", cells.count, "n"),
-        *(
-            Field(key, heading if scored else "", cells.percent_interval, f"accuracy.{key}")
-            for key, heading in _ACCURACY
-        ),
+        Field("arm", "arm", word, left=True),
+        *(Field(label, label, lambda value: word(str(value)), left=True) for label in labels),
+        Field("questions", "questions", count, "n"),
+        *(Field(key, heading if scored else "", percent_interval, f"accuracy.{key}") for key, heading in _ACCURACY),
         Field("kl", "KL" if compared else "", divergence, "agreement.kl"),
         Field("kl_floor", "floor\nof KL" if compared else "", divergence, "floor.kl"),
-        *(
-            Field(key, key if compared else "", cells.percent_interval, f"agreement.{key}")
-            for key in ("top1", "greedy")
-        ),
+        *(Field(key, key if compared else "", percent_interval, f"agreement.{key}") for key in ("top1", "greedy")),
     )
     notes = [note.format(baseline=baseline) for note in _NOTES]
     return tabulate("answers", "Answers and predictions of every arm", fields, entries, notes)

@@ -12,9 +12,8 @@ from spanlab.build import build_policy, build_prefill_time
 from spanlab.model_spec import GIB
 from spanlab.records import delays_of
 from spanlab.registry import Registry, one_of
-from spanlab.report.cells import Cell, Table, hidden, number_format, word
 from spanlab.report.sweep import SweepPoint, value_text
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Cell, Field, Table, hidden, number_format, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis, BarSettings
 from spanlab.settings.arms import check_names
 from spanlab.settings.server import held_token_bytes

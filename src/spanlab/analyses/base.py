@@ -17,10 +17,9 @@ from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.offline.bound import DESCENT, LIMIT
 from spanlab.provenance import commit
-from spanlab.report.cells import Table
 from spanlab.report.data import ArmData, bytes_say_little
 from spanlab.report.sweep import SweepPoint, by_axis
-from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
+from spanlab.report.table import Page, Table, facts_of, print_tables, tracker_rows, write_page
 from spanlab.settings.server import SERVER
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few

@@ -12,8 +12,7 @@ import numpy as np
 from spanlab.analyses.fixes import Facts
 from spanlab.core.token_string import sums_before
 from spanlab.offline.forest import Ints
-from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import MISSING, Cell, Field, Table, count, number_format, percent, tabulate, word
 from spanlab.workloads.logs.bodies import Prompt
 from spanlab.workloads.logs.break_classes import (
     CLASSES,

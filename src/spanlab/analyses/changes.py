@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.records import LOSS_CAUSES, ttft
-from spanlab.report.cells import Table, count, percent, seconds, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, percent, seconds, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 

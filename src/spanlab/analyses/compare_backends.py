@@ -33,9 +33,24 @@ from spanlab.build import build_policy, build_span_reads
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.engine.settings import remap_tokens
 from spanlab.records import Record, delays_of
-from spanlab.report import style, units
-from spanlab.report.cells import Cell, Table, number_format, percent, placeholder, seconds, short, signed_percent, word
-from spanlab.report.table import Field, tabulate, whole
+from spanlab.report import style
+from spanlab.report.table import (
+    MISSING_TEXT,
+    Cell,
+    Field,
+    Table,
+    number_format,
+    percent,
+    percent_text,
+    placeholder,
+    seconds,
+    seconds_text,
+    short,
+    signed_percent,
+    tabulate,
+    whole,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis, DesignSettings, accept
 from spanlab.study.bounds import family
 from spanlab.study.jobs import Job, Jobs, run_cells
@@ -79,12 +94,12 @@ def _load(row: Row) -> Cell:
 
 def _bias(values: Row) -> Cell:
     bias = signed_percent(values["bias"])
-    return Cell(bias.value, f"{bias.text} ({units.seconds(values['bias_s'])})")
+    return Cell(bias.value, f"{bias.text} ({seconds_text(values['bias_s'])})")
 
 
 def _verdict(goal: Row) -> Cell:
     if goal["met"] is None:
-        return placeholder("no verdict" if goal["cells"] else units.MISSING)
+        return placeholder("no verdict" if goal["cells"] else MISSING_TEXT)
     return Cell(goal["met"], "met" if goal["met"] else "not met")
 
 
@@ -93,7 +108,7 @@ def _worst(goal: Row) -> Cell:
 
 
 def _regret(row: Row) -> Cell:
-    return Cell(row["regret"], f"{units.percent(row['regret'])} ({units.seconds(row['regret_s'])})")
+    return Cell(row["regret"], f"{percent_text(row['regret'])} ({seconds_text(row['regret_s'])})")
 
 
 def _count(row: Row, counted: str, total: str) -> Cell:

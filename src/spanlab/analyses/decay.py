@@ -16,8 +16,10 @@ from spanlab.core.protocol import novel_requests
 from spanlab.core.request import Request
 from spanlab.records import ttft
 from spanlab.report import style
-from spanlab.report.cells import (
+from spanlab.report.sweep import SweepPoint, axis_name, value_text
+from spanlab.report.table import (
     Cell,
+    Field,
     Table,
     nats_interval,
     percent,
@@ -25,10 +27,9 @@ from spanlab.report.cells import (
     placeholder,
     ratio,
     ratio_interval,
+    tabulate,
     word,
 )
-from spanlab.report.sweep import SweepPoint, axis_name, value_text
-from spanlab.report.table import Field, tabulate
 from spanlab.settings.analyses import ANALYSES, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, paired_ratio_interval, t_interval

@@ -18,10 +18,9 @@ from spanlab.core.policies.block_pool import block_multiple, block_shape
 from spanlab.core.releases import RELEASES
 from spanlab.records import delays_of
 from spanlab.report import style
-from spanlab.report.cells import Table, count, number_format, percent_interval, ratio, seconds, word
 from spanlab.report.data import token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, number_format, percent_interval, ratio, seconds, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.server import held_token_bytes
 from spanlab.settings.study import Study

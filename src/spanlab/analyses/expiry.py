@@ -13,9 +13,7 @@ from spanlab.analyses.fixes import Facts
 from spanlab.offline.expiry import NS, Expiry, expiring_reuse, gaps_s
 from spanlab.offline.forest import Flags, Floats, Ints
 from spanlab.offline.replay import CacheRules, replay
-from spanlab.report import units
-from spanlab.report.cells import Cell, Table, percent, placeholder, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Cell, Field, Table, percent, placeholder, seconds_text, tabulate, word
 from spanlab.settings.analyses import PROVIDERS, ExplainSettings
 
 # ------------------------------------------------------------------------------
@@ -121,7 +119,7 @@ def _fit(seen: _Sightings, *, within_sessions: bool) -> dict[str, Any]:
     if not hits or not misses:
         why = "nothing was lost" if hits else "nothing was found"
         longest = float(seen.gaps[seen.hits].max(initial=0.0))
-        after = f", the longest after {units.seconds(longest)}" if hits else ""
+        after = f", the longest after {seconds_text(longest)}" if hits else ""
         return unknown | {"says": f"no time to live is identified: {counted}{after}, so {why}"}
     shortest, longest, contradictions = _threshold(seen)
     behind = int((~seen.hits & (seen.gaps >= longest)).sum()) if np.isfinite(longest) else 0
@@ -129,7 +127,7 @@ def _fit(seen: _Sightings, *, within_sessions: bool) -> dict[str, Any]:
     if behind < LEAST_MISSES or share > MOST_CONTRADICTIONS or contradictions >= behind:
         best = f"the best time contradicts {contradictions:,} of them"
         return unknown | {"says": f"no time to live is identified: {counted}, and {best}"}
-    interval = f"between {units.seconds(shortest)} and {units.seconds(longest)}"
+    interval = f"between {seconds_text(shortest)} and {seconds_text(longest)}"
     use = "their last use in the same session" if within_sessions else "their last use"
     fits = [name for name, preset in PROVIDERS.items() if shortest <= preset["ttl_s"] <= longest]
     presets = f"; {', '.join(fits)} fit{'s' * (len(fits) == 1)}" if fits else "; no preset fits"

@@ -40,9 +40,22 @@ from spanlab.model_spec import GIB
 from spanlab.offline.forest import Ints
 from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.registry import require
-from spanlab.report import units
-from spanlab.report.cells import MISSING, Cell, Table, count, number_format, percent, placeholder, seconds, word
-from spanlab.report.table import Field, tabulate, whole
+from spanlab.report.table import (
+    MISSING,
+    Cell,
+    Field,
+    Table,
+    count,
+    count_text,
+    number_format,
+    percent,
+    placeholder,
+    seconds,
+    seconds_text,
+    tabulate,
+    whole,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, LOG, Analysis, ExplainSettings
 from spanlab.settings.study import Study
 from spanlab.study.bounds import BoundCrossedError
@@ -222,7 +235,7 @@ def _best_fixes(summary: Summary) -> Table:
         Field("extra_gib", "more\nGiB", number_format(".4g"), keep=1),
     )
     helpful = [fix for fix in summary["fixes"] if fix["helps"]]
-    now = f"the timing model computes a prompt in {units.seconds(summary['prefill_s'])} now"
+    now = f"the timing model computes a prompt in {seconds_text(summary['prefill_s'])} now"
     title = f"What would help most of {len(summary['fixes'])} simulated fixes; {now}"
     return tabulate("best_fixes", title, fields, helpful[:MOST_FIXES])
 
@@ -244,7 +257,7 @@ def _fixes(summary: Summary) -> Table:
 
 
 def _saved(tokens: int) -> Cell:
-    return Cell(tokens, f"{units.count(tokens)}" if tokens >= 0 else f"-{units.count(-tokens)}")
+    return Cell(tokens, f"{count_text(tokens)}" if tokens >= 0 else f"-{count_text(-tokens)}")
 
 
 def _gain(fix: Summary) -> Cell:

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, MeasuredArm, findings_by_axis, point_entries
-from spanlab.report.cells import (
+from spanlab.report.data import estimate
+from spanlab.report.sweep import COLOURS, PALE, GridCell, SweepPoint, draw_grid
+from spanlab.report.table import (
+    MISSING_TEXT,
     Cell,
+    Field,
     Table,
     byte_size,
     one_decimal,
@@ -20,12 +24,9 @@ from spanlab.report.cells import (
     ratio_interval,
     seconds,
     seconds_interval,
+    tabulate,
     word,
 )
-from spanlab.report.data import estimate
-from spanlab.report.sweep import COLOURS, PALE, GridCell, SweepPoint, draw_grid
-from spanlab.report.table import Field, tabulate
-from spanlab.report.units import MISSING
 from spanlab.settings.analyses import (
     ANALYSES,
     ARMS,
@@ -375,7 +376,7 @@ def _speedup(best: Mapping[str, Any], findings: Mapping[str, Any]) -> str:
     """Return the speedup over the first family; missing where a queue grew or the machine was noisy."""
     if best is findings["entries"][0]:
         return "1 ×"
-    return MISSING if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
+    return MISSING_TEXT if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
 
 
 # ------------------------------------------------------------------------------
@@ -512,7 +513,7 @@ def _step_cell(point: SweepPoint) -> GridCell:
 
 
 def _short(gain: dict[str, Any] | None) -> str:
-    return MISSING if gain is None else f"{gain['mean']:.2g}"
+    return MISSING_TEXT if gain is None else f"{gain['mean']:.2g}"
 
 
 # ------------------------------------------------------------------------------

@@ -19,9 +19,7 @@ from spanlab.build import profile_folder
 from spanlab.core.step import StepFeatures
 from spanlab.provenance import PACKAGES_OF, commit, machine
 from spanlab.report import style
-from spanlab.report.cells import Cell, Table, word
-from spanlab.report.table import Field, tabulate
-from spanlab.report.units import significant
+from spanlab.report.table import Cell, Field, Table, significant, tabulate, word
 from spanlab.settings.analyses import ANALYSES, MEASURED, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.folder import slug

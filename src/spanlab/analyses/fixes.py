@@ -29,7 +29,7 @@ from spanlab.offline.replay import (
     span_reuse,
     stack_distances,
 )
-from spanlab.report.units import rounded_up
+from spanlab.report.table import rounded_up
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.prepare import room_gib

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.report.units import Ends
+from spanlab.report.table import Ends
 from spanlab.stats import POSITIVE, SHARE, Floats, Groups, Interval, Kind, interval_of_ratio, mean_interval, separated
 
 # ------------------------------------------------------------------------------

@@ -30,8 +30,10 @@ from spanlab.core.request import Request
 from spanlab.records import delays_of
 from spanlab.registry import one_of
 from spanlab.report import style
-from spanlab.report.cells import (
+from spanlab.report.style import Label, place_labels
+from spanlab.report.table import (
     Cell,
+    Field,
     Table,
     byte_size,
     count,
@@ -42,10 +44,11 @@ from spanlab.report.cells import (
     ratio,
     ratio_interval,
     seconds,
+    tabulate,
+    whole,
+    with_ends,
     word,
 )
-from spanlab.report.style import Label, place_labels
-from spanlab.report.table import Field, tabulate, whole, with_ends
 from spanlab.settings.analyses import ANALYSES, FLOOR, LABELS, MEASURED, REPEAT, Analysis, MethodSettings
 from spanlab.settings.study import Study
 from spanlab.stats import Floats, Groups, describe_few

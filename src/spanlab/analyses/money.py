@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.analyses.fixes import ExplainedArm, Fix
-from spanlab.report.cells import Table, count, number_format, percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, number_format, percent, tabulate, word
 from spanlab.settings.analyses import PriceSettings
 from spanlab.workloads.logs.log import Log
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from spanlab.analyses.base import Findings, Finished, MeasuredArm, findings_by_axis, point_entries
 from spanlab.analyses.families import ratio_of
 from spanlab.report import style
-from spanlab.report.cells import Table, one_decimal, percent, ratio, ratio_interval, seconds, word
 from spanlab.report.style import log_scale
 from spanlab.report.sweep import SweepPoint, axis_name, footer_of
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, one_decimal, percent, ratio, ratio_interval, seconds, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, Analysis
 from spanlab.stats import Interval
 

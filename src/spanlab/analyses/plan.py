@@ -15,10 +15,22 @@ from spanlab.build import build_policy
 from spanlab.core.request import Request
 from spanlab.model_spec import GIB
 from spanlab.registry import Registry, one_of, require
-from spanlab.report import style, units
-from spanlab.report.cells import Cell, Table, count, number_format, percent, seconds_interval, word
+from spanlab.report import style
 from spanlab.report.style import log_scale
-from spanlab.report.table import Field, tabulate, whole
+from spanlab.report.table import (
+    Cell,
+    Field,
+    Table,
+    count,
+    number_format,
+    percent,
+    percent_text,
+    seconds_interval,
+    seconds_text,
+    tabulate,
+    whole,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, POINTS, Analysis, PlanSettings, Target
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
@@ -346,13 +358,13 @@ def value_of(outcome: Outcome, target: Target) -> str:
     """Return a target's statistic and interval as text."""
     interval = outcome.intervals[target.key]
     ends = None if interval.low is None or interval.high is None else (interval.low, interval.high)
-    return f"{target.key} is {units.seconds(interval.mean, ends)}"
+    return f"{target.key} is {seconds_text(interval.mean, ends)}"
 
 
 def why_memory_fails(planner: Planner) -> str:
     """Return why no memory meets the targets at this load."""
     floor, free = planner.references["floor"], planner.references["no_limit"]
-    hits = f"hits are bounded by {units.percent(free.mean('token_hit_rate'))} of the prompt tokens"
+    hits = f"hits are bounded by {percent_text(free.mean('token_hit_rate'))} of the prompt tokens"
     floor_text = f"one request at a time and memory without limit, {value_of(floor, floor.worst)}"
     if floor.fails:
         return f"{floor_text}: {_PARTS[floor.worst.delay]}; {hits}"
@@ -383,7 +395,7 @@ def no_more_hits(planner: Planner) -> str | None:
     unlimited = planner.references["no_limit"].mean("token_hit_rate")
     if limited is None or unlimited is None or unlimited - limited >= 0.005:
         return None
-    with_limit, without = units.percent(limited), units.percent(unlimited)
+    with_limit, without = percent_text(limited), percent_text(unlimited)
     return f"more memory brings no hits: {with_limit} with {planner.memory_text}, {without} without limit"
 
 

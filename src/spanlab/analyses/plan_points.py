@@ -21,7 +21,7 @@ from rich.progress import track
 from spanlab.analyses.base import PointWorker
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow, delays_of
-from spanlab.report.units import rounded_up
+from spanlab.report.table import rounded_up
 from spanlab.settings.analyses import PlanSettings, Target
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import StoreSettings

@@ -13,12 +13,24 @@ from numpy.typing import NDArray
 from spanlab.analyses.base import Findings, Finished, point_entries
 from spanlab.analyses.families import check_families
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import cells, style
-from spanlab.report.cells import MISSING, Cell, Table, byte_size, one_decimal, percent, percent_interval, seconds, word
+from spanlab.report import style
 from spanlab.report.data import ArmData
 from spanlab.report.sweep import SweepPoint, footer_of
-from spanlab.report.table import Field, tabulate
-from spanlab.report.units import Ends
+from spanlab.report.table import (
+    MISSING,
+    Cell,
+    Ends,
+    Field,
+    Table,
+    byte_size,
+    estimate,
+    one_decimal,
+    percent,
+    percent_interval,
+    seconds,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.stats import Interval, t_interval
 
@@ -370,7 +382,7 @@ def best_table(points: Sequence[PolicyPoint]) -> Table:
         Field("family", "family", word, "rule.family", left=True),
         Field("arm", "best rule", word, "rule.arm", left=True),
         _RULE_FIELDS[0],
-        Field("lead_points", "lead over\nthe first, points", cells.estimate(_signed), "lead"),
+        Field("lead_points", "lead over\nthe first, points", estimate(_signed), "lead"),
         *_RULE_FIELDS[1:],
     )
     rows = []

@@ -28,9 +28,11 @@ from spanlab.analyses.prefill_data import (
 )
 from spanlab.model_spec import DeviceRates
 from spanlab.records import delays_of
-from spanlab.report import style, units
-from spanlab.report.cells import (
+from spanlab.report import style
+from spanlab.report.sweep import SweepPoint
+from spanlab.report.table import (
     Cell,
+    Field,
     Table,
     byte_size,
     count,
@@ -40,10 +42,12 @@ from spanlab.report.cells import (
     ratio,
     ratio_interval,
     seconds,
+    seconds_text,
+    significant,
+    tabulate,
+    with_ends,
     word,
 )
-from spanlab.report.sweep import SweepPoint
-from spanlab.report.table import Field, tabulate, with_ends
 from spanlab.settings.analyses import ANALYSES, LABELS, REPEAT, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.bounds import family
@@ -162,7 +166,7 @@ _NOTES = (
 
 
 def _quartiles(ttft_s: dict[str, float]) -> Cell:
-    return Cell(ttft_s["p25"], f"{units.seconds(ttft_s['p25'])} to {units.seconds(ttft_s['p75'])}")
+    return Cell(ttft_s["p25"], f"{seconds_text(ttft_s['p25'])} to {seconds_text(ttft_s['p75'])}")
 
 
 _NONE = (None, 0)  # nothing was measured, or there is nothing of this kind
@@ -356,7 +360,7 @@ def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:
     ax.set_xlim(0, limit)
     for row, total in enumerate(totals):
         if total > limit:
-            text = f"{units.significant(total)} {unit} →"
+            text = f"{significant(total)} {unit} →"
             ax.text(0.99 * limit, row, text, ha="right", va="center", fontsize=style.TICK_PT, color="white")
 
 

@@ -21,8 +21,7 @@ from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.records import Record, delays_of
 from spanlab.registry import one_of
-from spanlab.report.cells import Table, count, hidden, percent, seconds, signed_percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, hidden, percent, seconds, signed_percent, tabulate, word
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import SERVER, ServerSettings, held_token_bytes

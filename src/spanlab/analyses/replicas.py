@@ -10,10 +10,20 @@ import numpy as np
 
 from spanlab.analyses.base import Findings, Finished, point_entries
 from spanlab.report import style
-from spanlab.report.cells import Table, count, percent, percent_interval, ratio, seconds, seconds_interval, word
 from spanlab.report.data import mean_ttft, token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of, value_text
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import (
+    Field,
+    Table,
+    count,
+    percent,
+    percent_interval,
+    ratio,
+    seconds,
+    seconds_interval,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 

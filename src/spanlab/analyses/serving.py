@@ -19,9 +19,22 @@ from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.records import delays_of
-from spanlab.report import cells, style, units
-from spanlab.report.cells import MISSING, Cell, Table
-from spanlab.report.table import Field, tabulate, with_ends
+from spanlab.report import style
+from spanlab.report.table import (
+    MISSING,
+    Cell,
+    Ends,
+    Field,
+    Table,
+    estimate,
+    hidden,
+    percent_text,
+    ratio_text,
+    seconds_text,
+    tabulate,
+    with_ends,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, TOKENS, Analysis, ServingSettings
 from spanlab.settings.study import Study
 from spanlab.stats import Interval, t_interval
@@ -211,16 +224,16 @@ class ServingRow:
         return {"arm": self.arm, "rate_rps": self.rate_rps, "seeds": self.seeds, "metrics": metrics}
 
 
-def _milliseconds(value: float, ends: units.Ends | None) -> str:
-    return units.seconds(value / 1e3, None if ends is None else (ends[0] / 1e3, ends[1] / 1e3))
+def _milliseconds(value: float, ends: Ends | None) -> str:
+    return seconds_text(value / 1e3, None if ends is None else (ends[0] / 1e3, ends[1] / 1e3))
 
 
-def _number(value: float, ends: units.Ends | None) -> str:
-    return units.ratio(value, ends).removesuffix(" ×")
+def _number(value: float, ends: Ends | None) -> str:
+    return ratio_text(value, ends).removesuffix(" ×")
 
 
-def _metric(name: str, heading: str, keep: int, show: Callable[[float, units.Ends | None], str]) -> Field:
-    return Field(name, heading, cells.estimate(show), lambda row: row.values.get(name), keep)
+def _metric(name: str, heading: str, keep: int, show: Callable[[float, Ends | None], str]) -> Field:
+    return Field(name, heading, estimate(show), lambda row: row.values.get(name), keep)
 
 
 #: Arguments of `_metric` for visible metrics; others are in CSV only.
@@ -237,11 +250,11 @@ _SHOWN = (
     ("mean_e2el_ms", "E2E\nmean", 1, _milliseconds),
     ("p99_e2el_ms", "E2E\np99", 5, _milliseconds),
     ("mean_queue_ms", "queue\nmean", 4, _milliseconds),
-    ("token_hit_rate", "token\nhit rate", 3, units.percent),
+    ("token_hit_rate", "token\nhit rate", 3, percent_text),
     ("batch_size", "batch\nmean", 6, _number),
     ("mean_waiting", "waiting\nmean", 6, _number),
     ("mean_running", "running\nmean", 7, _number),
-    ("busy_fraction", "busy", 7, units.percent),
+    ("busy_fraction", "busy", 7, percent_text),
     ("preemptions", "preemp-\ntions", 7, _number),
 )
 
@@ -254,9 +267,9 @@ def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], 
     metrics |= {name: _metric(name, "", 0, _number) for name in names if name not in metrics}
     loads = len({row.rate_rps for row in rows}) > 1
     fields = (
-        Field("arm", "arm", cells.word, left=True),
+        Field("arm", "arm", word, left=True),
         Field("rate_rps", "rate" if loads else "", _rate),
-        Field("seeds", "", cells.hidden),
+        Field("seeds", "", hidden),
         *(field for name, metric in metrics.items() if name in names for field in with_ends(metric)),
     )
     several = any(row.seeds > 1 for row in rows)

@@ -13,10 +13,9 @@ from spanlab.analyses.base import Findings, Finished, point_entries
 from spanlab.core.request import Request
 from spanlab.model_spec import ModelSpec
 from spanlab.report import style
-from spanlab.report.cells import Table, number_format, percent_interval, word
 from spanlab.report.data import token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, number_format, percent_interval, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 from spanlab.stats import Interval

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spanlab.analyses.base import Findings, Finished, caveats, describe_store, footer, load_words
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import (
-    cells,
-    curves,  # noqa: F401 - registers the figures
-    units,
-)
-from spanlab.report.cells import Cell, Table, count, number_format, percent, seconds, seconds_interval, word
+from spanlab.report import curves  # noqa: F401 - registers the figures
 from spanlab.report.data import (
     ArmData,
     StudyData,
@@ -26,7 +21,26 @@ from spanlab.report.data import (
     unsettled,
 )
 from spanlab.report.figures import FIGURES
-from spanlab.report.table import Field, tabulate, whole, with_ends
+from spanlab.report.table import (
+    Cell,
+    Field,
+    Table,
+    byte_size,
+    count,
+    hidden,
+    number_format,
+    one_decimal,
+    percent,
+    percent_text,
+    placeholder,
+    ratio_interval,
+    seconds,
+    seconds_interval,
+    tabulate,
+    whole,
+    with_ends,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, Analysis
 from spanlab.study.bounds import ArmResult
 from spanlab.study.machine import withdraw_speedups
@@ -80,8 +94,8 @@ LOAD_NOTE = "load ÷ capacity = time that fully batched steps need for all reque
 
 def _mean_ttft(summary: Summary) -> Cell:
     if saturated(summary):
-        return cells.placeholder("saturated")
-    cell = cells.seconds_interval(mean_ttft(summary))
+        return placeholder("saturated")
+    cell = seconds_interval(mean_ttft(summary))
     return Cell(cell.value, f"{cell.text} †") if unsettled(summary) else cell
 
 
@@ -97,45 +111,45 @@ def _fields(load: str) -> tuple[Field, ...]:
     """Return the fields of an arm's summary; `load` is the measured load, for the heading of the speedup."""
     unknown = (None,)
     return (
-        Field("arm", "arm", cells.word, left=True),
-        Field("token_hit_rate", "token\nhit rate", cells.percent),
-        Field("token_hit_rate_low", "", cells.hidden, lambda arm: token_hit_rate(arm).low),
-        Field("token_hit_rate_high", "", cells.hidden, lambda arm: token_hit_rate(arm).high),
-        Field("share_of_bound", "of\nbound", cells.percent, keep=3),
-        Field("infinite_cache_share", "infinite\ncache", cells.percent, infinite_cache, 5),
-        Field("offline_bound_share", "offline\nbound", cells.percent, offline_bound, 3),
-        Field("offline_bound_tokens", "", cells.hidden, "bounds.offline_tokens"),
-        Field("regret_points", "regret,\npoints", cells.one_decimal, "bounds.regret_points", 2),
-        Field("least_ttft_s", "", cells.hidden, "bounds.least_ttft_s"),
-        Field("ttft_regret_s", "TTFT −\nbound", cells.seconds, ttft_regret, 6, empty=unknown),
-        Field("request_hit_rate", "request\nhit rate", cells.percent, keep=6),
-        Field("requests", "", cells.hidden),
-        Field("prompt_tokens", "", cells.hidden, "tokens.prompt"),
-        Field("reused_tokens", "reused\ntokens", cells.count, "tokens.reused", 7),
-        Field("computed_tokens", "computed\ntokens", cells.count, "tokens.computed", 8),
-        Field("repaired_share", "repaired\ntokens", cells.percent, _repaired, 3, empty=(0,)),
-        Field("repaired_tokens", "", cells.hidden, "tokens.repaired"),
+        Field("arm", "arm", word, left=True),
+        Field("token_hit_rate", "token\nhit rate", percent),
+        Field("token_hit_rate_low", "", hidden, lambda arm: token_hit_rate(arm).low),
+        Field("token_hit_rate_high", "", hidden, lambda arm: token_hit_rate(arm).high),
+        Field("share_of_bound", "of\nbound", percent, keep=3),
+        Field("infinite_cache_share", "infinite\ncache", percent, infinite_cache, 5),
+        Field("offline_bound_share", "offline\nbound", percent, offline_bound, 3),
+        Field("offline_bound_tokens", "", hidden, "bounds.offline_tokens"),
+        Field("regret_points", "regret,\npoints", one_decimal, "bounds.regret_points", 2),
+        Field("least_ttft_s", "", hidden, "bounds.least_ttft_s"),
+        Field("ttft_regret_s", "TTFT −\nbound", seconds, ttft_regret, 6, empty=unknown),
+        Field("request_hit_rate", "request\nhit rate", percent, keep=6),
+        Field("requests", "", hidden),
+        Field("prompt_tokens", "", hidden, "tokens.prompt"),
+        Field("reused_tokens", "reused\ntokens", count, "tokens.reused", 7),
+        Field("computed_tokens", "computed\ntokens", count, "tokens.computed", 8),
+        Field("repaired_share", "repaired\ntokens", percent, _repaired, 3, empty=(0,)),
+        Field("repaired_tokens", "", hidden, "tokens.repaired"),
         Field("ttft_mean_s", "TTFT\nmean", _mean_ttft, whole),
-        Field("ttft_mean_low_s", "", cells.hidden, lambda arm: mean_ttft(arm).low),
-        Field("ttft_mean_high_s", "", cells.hidden, lambda arm: mean_ttft(arm).high),
-        Field("verdict", "", cells.hidden, "stationarity.verdict"),
-        Field("ttft_p50_s", "TTFT\np50", cells.seconds, "ttft_s.p50", 9),
-        Field("ttft_p95_s", "TTFT\np95", cells.seconds, "ttft_s.p95", 10, empty=unknown),
-        Field("ttft_p99_s", "TTFT\np99", cells.seconds, "ttft_s.p99", 4, empty=unknown),
+        Field("ttft_mean_low_s", "", hidden, lambda arm: mean_ttft(arm).low),
+        Field("ttft_mean_high_s", "", hidden, lambda arm: mean_ttft(arm).high),
+        Field("verdict", "", hidden, "stationarity.verdict"),
+        Field("ttft_p50_s", "TTFT\np50", seconds, "ttft_s.p50", 9),
+        Field("ttft_p95_s", "TTFT\np95", seconds, "ttft_s.p95", 10, empty=unknown),
+        Field("ttft_p99_s", "TTFT\np99", seconds, "ttft_s.p99", 4, empty=unknown),
         *with_ends(
             Field(
                 "speedup_of_ttft",
                 f"speedup\nat {load}" if load else "speedup\nof TTFT",
-                cells.ratio_interval,
+                ratio_interval,
                 lambda arm: arm.get("speedup"),
                 2,
                 empty=unknown,
             )
         ),
-        Field("utilisation", "load ÷\ncapacity", cells.percent, keep=5, empty=unknown),
-        Field("kv_and_copies_mean_bytes", "KV\nresident", cells.byte_size, _resident, 5),
-        Field("kv_resident_mean_bytes", "", cells.hidden, "bytes.kv_resident_mean"),
-        Field("state_resident_mean_bytes", "states\nresident", cells.byte_size, "bytes.state_resident_mean", 5),
+        Field("utilisation", "load ÷\ncapacity", percent, keep=5, empty=unknown),
+        Field("kv_and_copies_mean_bytes", "KV\nresident", byte_size, _resident, 5),
+        Field("kv_resident_mean_bytes", "", hidden, "bytes.kv_resident_mean"),
+        Field("state_resident_mean_bytes", "states\nresident", byte_size, "bytes.state_resident_mean", 5),
     )
 
 
@@ -145,8 +159,8 @@ def arms_table(study: StudyData) -> Table:
     title = f"{study.title} · store: {study.store}\n{study.footer}"
     rows = [{"arm": arm.name, **arm.summary} for arm in study.arms]
     measured = tabulate("arms", title, fields, rows, _notes(study))
-    empty = [cells.placeholder("failed"), *[cells.placeholder("")] * (len(fields) - 2)]
-    return replace(measured, rows=(*measured.rows, *((cells.word(name), *empty) for name in study.failed)))
+    empty = [placeholder("failed"), *[placeholder("")] * (len(fields) - 2)]
+    return replace(measured, rows=(*measured.rows, *((word(name), *empty) for name in study.failed)))
 
 
 def _sample_text(arms: Sequence[ArmData]) -> str:
@@ -227,7 +241,7 @@ def _category(study: StudyData, category: str) -> Field:
 
     def tokens(arm: ArmData) -> Cell:
         number = category_tokens(arm.summary["tokens"], category)
-        return Cell(number, units.percent(number / (arm.summary["tokens"]["prompt"] or 1)))
+        return Cell(number, percent_text(number / (arm.summary["tokens"]["prompt"] or 1)))
 
     if category == "reused":
         return Field("reused_tokens", "reused", tokens, whole)

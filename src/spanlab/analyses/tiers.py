@@ -14,10 +14,9 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.tiers import Link, TierRules, overlapped
 from spanlab.report import style
-from spanlab.report.cells import Cell, Table, byte_size, count, number_format, percent, seconds, word
 from spanlab.report.style import log_scale
 from spanlab.report.sweep import SweepPoint, axis_name, footer_of, value_text
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Cell, Field, Table, byte_size, count, number_format, percent, seconds, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.bounds import ArmResult

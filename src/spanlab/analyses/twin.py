@@ -32,8 +32,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.provenance import commit
 from spanlab.registry import require
 from spanlab.report import style
-from spanlab.report.cells import MISSING, Cell, Table, seconds, short, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import MISSING, Cell, Field, Table, seconds, short, tabulate, word
 from spanlab.settings.analyses import ANALYSES, LOG, Analysis, TwinSettings
 from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study

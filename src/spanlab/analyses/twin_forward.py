@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from spanlab.core.step import StepFeatures
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.registry import positive
-from spanlab.report.cells import Table, count, seconds, signed_percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, seconds, signed_percent, tabulate, word
 from spanlab.typed_json import from_json, reading
 from spanlab_sim.timings import Deployment, FittedTiming, Rates
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.records import NS
-from spanlab.report.cells import Table, count, seconds, signed_percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, seconds, signed_percent, tabulate, word
 from spanlab.typed_json import reading
 from spanlab_sim.lockstep import Times
 

@@ -24,8 +24,7 @@ from spanlab.analyses.twin_fit import (
 )
 from spanlab.analyses.twin_log import Floats, Outside, ServerFacts, Steps, TimedLog
 from spanlab.core.step import StepFeatures
-from spanlab.report.cells import Table, count, number_format, percent, seconds, signed_percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, number_format, percent, seconds, signed_percent, tabulate, word
 from spanlab_sim.lockstep import Times
 from spanlab_sim.timing import Nanoseconds
 from spanlab_sim.timings import FittedTiming

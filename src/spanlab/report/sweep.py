@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.report import cells, style
-from spanlab.report.cells import Cell, Column, Table
+from spanlab.report import style
 from spanlab.report.data import mean_ttft, token_hit_rate
+from spanlab.report.table import Cell, Column, Table, hidden, percent_interval, placeholder, seconds_interval, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -475,7 +475,7 @@ def sweep_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
 def rows_table(points: Sequence[SweepPoint]) -> Table:
     """Return one row per arm and point, for CSV and the tracker only; rates are shares of prompt tokens."""
     columns = tuple(Column(field.name, "") for field in fields(SweepRow))
-    rows = [tuple(map(cells.hidden, asdict(row).values())) for row in sweep_rows(points)]
+    rows = [tuple(map(hidden, asdict(row).values())) for row in sweep_rows(points)]
     return Table("sweep", "Every arm at every point", columns, tuple(rows))
 
 
@@ -505,23 +505,23 @@ def _table(
     file, title = f"{name}_by_{key.replace('/', ':').replace(' ', '+')}", f"{label} by {axis_name(key)}"
     if len(points[0].settings) > 1:
         columns = (Column("point", "point", left=True), *(Column(arm, arm) for arm in arms))
-        lines = [(cells.word(text[value]), *(_cell_at(cells_by_arm, arm, value) for arm in arms)) for value in values]
+        lines = [(word(text[value]), *(_cell_at(cells_by_arm, arm, value) for arm in arms)) for value in values]
     else:
         columns = (Column("arm", "arm", left=True), *(Column(str(value), text[value]) for value in values))
-        lines = [(cells.word(arm), *(_cell_at(cells_by_arm, arm, value) for value in values)) for arm in arms]
+        lines = [(word(arm), *(_cell_at(cells_by_arm, arm, value) for value in values)) for arm in arms]
     return Table(file, title, columns, tuple(lines), (note,))
 
 
 def _cell_at(cells_by_arm: Mapping[tuple[str, Value], Cell], arm: str, value: Value) -> Cell:
-    return cells_by_arm.get((arm, value), cells.placeholder("failed"))
+    return cells_by_arm.get((arm, value), placeholder("failed"))
 
 
 def _rate(row: SweepRow) -> Cell:
-    return cells.percent_interval((row.token_hit_rate, row.token_hit_rate_low, row.token_hit_rate_high))
+    return percent_interval((row.token_hit_rate, row.token_hit_rate_low, row.token_hit_rate_high))
 
 
 def _ttft(row: SweepRow) -> Cell:
-    return cells.seconds_interval((row.ttft_mean_s, row.ttft_mean_s_low, row.ttft_mean_s_high))
+    return seconds_interval((row.ttft_mean_s, row.ttft_mean_s_low, row.ttft_mean_s_high))
 
 
 def failures(points: Sequence[SweepPoint]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,256 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from spanlab.report.cells import Cell, Column, Table, Value, hidden
+from spanlab.stats import Interval
+
+# ------------------------------------------------------------------------------
+# Numbers as short text.
+# ------------------------------------------------------------------------------
+
+MISSING_TEXT = "–"
+Ends = tuple[float, float]
+
+
+def percent_text(rate: float | None, ends: Ends | None = None) -> str:
+    """A share in percent, with the ends of its interval where there is one: 63.1 %, 63.1 [60.2, 65.9] %."""
+    if rate is None:
+        return MISSING_TEXT
+    between = "" if ends is None else f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
+    return f"{100 * rate:.1f}{between} %"
+
+
+def count_text(value: float) -> str:
+    """A large count with four digits: 15.53 M."""
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= size:
+            scale = 1e3 if unit == " k" else size
+            return f"{value / scale:#.4g}{unit}".replace(". ", " ")
+    return f"{value:.0f}"
+
+
+def byte_size_text(value: float) -> str:
+    """Bytes in binary units: 11.2 GiB."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 999.5:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} B" if unit == "B" else f"{significant(value)} {unit}"
+
+
+def seconds_text(value: float | None, ends: Ends | None = None) -> str:
+    """A duration, with the ends of its interval where there is one: 412 ms, 1.52 [1.44, 1.61] s."""
+    if value is None:
+        return MISSING_TEXT
+    scale, unit = (1e3, "ms") if abs(value) < 1 else (1.0, "s")
+    return f"{_with_ends(scale, value, ends)} {unit}"
+
+
+def ratio_text(value: float | None, ends: Ends | None = None) -> str:
+    """A factor, with the ends of its interval where there is one: 3.41 [3.29, 3.53] ×."""
+    if value is None:
+        return MISSING_TEXT
+    return f"{_with_ends(1.0, value, ends)} ×"
+
+
+def nats_text(value: float, ends: Ends | None = None) -> str:
+    """A loss with three decimals, and with the ends of its interval where there is one: 0.412 [0.398, 0.430]."""
+    return f"{value:.3f}" if ends is None else f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
+
+
+def significant(value: float) -> str:
+    """Three significant digits, trailing zeros kept, never an exponent: 0.0420, 4.20, 42.0, 420."""
+    return f"{value:.{_decimals(value)}f}"
+
+
+def rounded_up(value: float, digits: int = 5) -> float:
+    """Return the value rounded up to `digits` significant digits, up to floating-point error."""
+    return _rounded(value, digits, lambda units: math.ceil(units - 1e-9))
+
+
+def rounded_down(value: float, digits: int = 5) -> float:
+    """Return the value rounded down to `digits` significant digits, up to floating-point error."""
+    return _rounded(value, digits, lambda units: math.floor(units + 1e-9))
+
+
+def _rounded(value: float, digits: int, to_whole: Callable[[float], int]) -> float:
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return float(f"{to_whole(value / unit) * unit:.{digits}g}")
+
+
+def _with_ends(scale: float, value: float, ends: Ends | None) -> str:
+    # all with the decimals of the value: 97.7 [90.5, 105.1]
+    if ends is None:
+        return significant(scale * value)
+    digits = _decimals(scale * value)
+    low, high = (f"{scale * end:.{digits}f}" for end in ends)
+    return f"{significant(scale * value)} [{low}, {high}]"
+
+
+def _decimals(value: float) -> int:
+    if value == 0:
+        return 0
+    # rounded first, so that 9.999 counts as 10.0
+    return min(max(2 - math.floor(math.log10(float(f"{abs(value):.2e}"))), 0), 6)
+
+
+# ------------------------------------------------------------------------------
+# The model of a table: values for programs and text for readers. Functions of this file render it.
+# ------------------------------------------------------------------------------
+
+Value = float | int | str | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table.
+
+    value  read by CSV, the tracker and the sort order of HTML; None where it is missing
+    text   shown to readers
+    """
+
+    value: Value
+    text: str
+
+
+MISSING = Cell(None, MISSING_TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    name     heading in CSV and in the tracker, with the unit: ttft_mean_s
+    heading  heading for readers, two lines at most; empty: only CSV and the tracker have the column
+    keep     order in which a narrow terminal drops columns, the highest first; 0: never dropped
+    left     aligned to the left, as names are
+    explains  whether its cells describe the rows: where it is dropped, they are notes below the table
+    """
+
+    name: str
+    heading: str
+    keep: int = 0
+    left: bool = False
+    explains: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A named table; the first column names the rows.
+
+    title  one line or more above the table; the first line is its heading
+    notes  lines below the table
+    Raises ValueError where two columns share a name, or a row does not have one cell per column.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError(f"columns of table {self.name}={names}: expected different names")
+        for row in self.rows:
+            if len(row) != len(names):
+                raise ValueError(f"cells of a row of table {self.name}={len(row)}: expected {len(names)}")
+
+    def shown(self) -> Table:
+        """Return the table with the visible columns only."""
+        return self.with_columns([number for number, column in enumerate(self.columns) if column.heading])
+
+    def with_columns(self, numbers: list[int]) -> Table:
+        """Return the table with the columns of these numbers only."""
+        columns = tuple(self.columns[number] for number in numbers)
+        rows = tuple(tuple(row[number] for number in numbers) for row in self.rows)
+        return Table(self.name, self.title, columns, rows, self.notes)
+
+
+# ------------------------------------------------------------------------------
+# Formats of cells: each makes a cell, the value with its short text, of a value that may be missing.
+# ------------------------------------------------------------------------------
+
+#: A mean with the ends of its interval: an `Interval`, or its entry of `summary.json`, by name or in order.
+Estimate = Mapping[str, Any] | Sequence[Any] | None
+
+
+def word(text: str) -> Cell:
+    """A cell whose value is its text."""
+    return Cell(text, text)
+
+
+def placeholder(text: str) -> Cell:
+    """Text in place of a missing value."""
+    return Cell(None, text)
+
+
+def hidden(value: Value) -> Cell:
+    """A value of a column that only CSV and the tracker have."""
+    return Cell(value, "")
+
+
+def percent(share: float | None) -> Cell:
+    """A share between 0 and 1, shown in percent."""
+    return Cell(share, percent_text(share))
+
+
+def signed_percent(share: float | None) -> Cell:
+    """A relative error, shown in percent with its sign."""
+    return MISSING if share is None else Cell(share, f"{100 * share:+.1f} %")
+
+
+def seconds(value: float | None) -> Cell:
+    """A duration in seconds."""
+    return Cell(value, seconds_text(value))
+
+
+def ratio(value: float | None) -> Cell:
+    """A factor."""
+    return Cell(value, ratio_text(value))
+
+
+def count(value: float | None) -> Cell:
+    """A count, shown with four digits."""
+    return MISSING if value is None else Cell(value, count_text(value))
+
+
+def byte_size(value: float | None) -> Cell:
+    """Bytes, shown in binary units."""
+    return MISSING if value is None else Cell(value, byte_size_text(value))
+
+
+def short(value: float | None) -> Cell:
+    """A number, shown with three digits."""
+    return MISSING if value is None else Cell(value, significant(value))
+
+
+def number_format(spec: str) -> Callable[[float | None], Cell]:
+    """Return the format of a number with this format specification, such as `.1f`."""
+    return lambda value: MISSING if value is None else Cell(value, format(value, spec))
+
+
+def estimate(show: Callable[[float, Ends | None], str]) -> Callable[[Estimate], Cell]:
+    """Return the format of a mean with the ends of its interval, both given to `show`; missing without a mean."""
+
+    def cell(value: Estimate) -> Cell:
+        if value is None:
+            return MISSING
+        interval = (
+            Interval(value["mean"], value["low"], value["high"]) if isinstance(value, Mapping) else Interval(*value)
+        )
+        return MISSING if interval.mean is None else Cell(interval.mean, show(interval.mean, interval.ends))
+
+    return cell
+
+
+one_decimal = number_format(".1f")
+percent_interval = estimate(percent_text)
+seconds_interval = estimate(seconds_text)
+ratio_interval = estimate(ratio_text)
+nats_interval = estimate(nats_text)
+
 
 # ------------------------------------------------------------------------------
 # Tables by declaration: a field is a column, the value that it reads from a row, and the format

@@ -18,9 +18,26 @@ from yaml import YAMLError
 from spanlab.provenance import run_facts
 from spanlab.records import delays_of
 from spanlab.registry import REQUIRED, entry
-from spanlab.report import cells, units
-from spanlab.report.cells import Cell, Column, Table
-from spanlab.report.table import Field, Page, facts_of, tabulate, whole, write_page
+from spanlab.report import table
+from spanlab.report.table import (
+    Cell,
+    Column,
+    Ends,
+    Field,
+    Page,
+    Table,
+    facts_of,
+    hidden,
+    number_format,
+    percent,
+    placeholder,
+    ratio_text,
+    seconds,
+    tabulate,
+    whole,
+    word,
+    write_page,
+)
 from spanlab.settings.arms import differing
 from spanlab.settings.server import OutputSettings
 from spanlab.stats import SATURATED, Clusters, Interval, describe_few, positive_ratio, ratio
@@ -274,7 +291,7 @@ def _differences_verdict(interval: Interval, no_difference: float, same: bool) -
 # Tables that compare finished runs: differences per arm, and the settings that differ.
 # ------------------------------------------------------------------------------
 
-Show = Callable[[float, units.Ends | None], str]
+Show = Callable[[float, Ends | None], str]
 
 _NOTES = (
     "all columns are over paired requests: the same request, seed and arrival time in both runs; where requests cannot "
@@ -310,17 +327,17 @@ def arms_table(title: str, rows: Sequence[ArmRow], several: bool, notes: Sequenc
 
 
 def _names(several: bool) -> tuple[Field, ...]:
-    run = Field("run", "run" if several else "", cells.word, left=True)
-    return Field("arm", "arm", cells.word, left=True), run
+    run = Field("run", "run" if several else "", word, left=True)
+    return Field("arm", "arm", word, left=True), run
 
 
 def _difference(name: str, heading: str, of: str, show: Show, keep: int = 0) -> tuple[Field, ...]:
     """Return fields of a difference as text, of the ends of its interval, and of its verdict."""
     return (
         Field(name, heading, lambda row: _text(row, of, show), whole, keep, left=True),
-        Field(f"{name}_low", "", cells.hidden, f"differences.{of}.interval.low"),
-        Field(f"{name}_high", "", cells.hidden, f"differences.{of}.interval.high"),
-        Field(f"{of}_verdict", "", cells.hidden, lambda row: _runs_table_verdict(row, of)),
+        Field(f"{name}_low", "", hidden, f"differences.{of}.interval.low"),
+        Field(f"{name}_high", "", hidden, f"differences.{of}.interval.high"),
+        Field(f"{of}_verdict", "", hidden, lambda row: _runs_table_verdict(row, of)),
     )
 
 
@@ -335,13 +352,13 @@ def _text(row: ArmRow, of: str, show: Show) -> Cell:
     difference: Difference | None = getattr(row.differences, of, None)
     verdict = _runs_table_verdict(row, of)
     if difference is None:
-        return cells.placeholder(verdict)
+        return placeholder(verdict)
     shown = show(difference.interval.mean, difference.interval.ends)
     texts = {"same": "same", "differs": f"differs by {shown}", "not shown": f"not shown: {shown}"}
     return Cell(difference.interval.mean, texts.get(verdict, f"{shown}, no interval"))
 
 
-def _points(value: float, ends: units.Ends | None) -> str:
+def _points(value: float, ends: Ends | None) -> str:
     """A difference of shares in percentage points: +1.23 [1.02, 1.44] points."""
     between = "" if ends is None else f" [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]"
     return f"{100 * value:+.2f}{between} points"
@@ -349,22 +366,22 @@ def _points(value: float, ends: units.Ends | None) -> str:
 
 def _fields() -> tuple[Field, ...]:
     return (
-        Field("token_hit_rate_first", "hit rate,\nfirst", cells.percent, "hits.0", 2),
-        Field("token_hit_rate_run", "hit rate,\nrun", cells.percent, "hits.1", 2),
+        Field("token_hit_rate_first", "hit rate,\nfirst", percent, "hits.0", 2),
+        Field("token_hit_rate_run", "hit rate,\nrun", percent, "hits.1", 2),
         *_difference("token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points),
-        Field("ttft_mean_first_s", "TTFT,\nfirst", cells.seconds, "ttft_s.0", 3),
-        Field("ttft_mean_run_s", "TTFT,\nrun", cells.seconds, "ttft_s.1", 3),
-        *_difference("ttft_ratio", "TTFT,\nratio", "ttft", units.ratio),
-        *_difference("e2e_ratio", "E2E,\nratio", "e2e", units.ratio, 4),
-        Field("paired_requests", "paired\nrequests", cells.number_format(","), "differences.requests", 5),
-        Field("paired_seeds", "", cells.hidden, "differences.seeds", 5),
+        Field("ttft_mean_first_s", "TTFT,\nfirst", seconds, "ttft_s.0", 3),
+        Field("ttft_mean_run_s", "TTFT,\nrun", seconds, "ttft_s.1", 3),
+        *_difference("ttft_ratio", "TTFT,\nratio", "ttft", ratio_text),
+        *_difference("e2e_ratio", "E2E,\nratio", "e2e", ratio_text, 4),
+        Field("paired_requests", "paired\nrequests", number_format(","), "differences.requests", 5),
+        Field("paired_seeds", "", hidden, "differences.seeds", 5),
     )
 
 
 def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:
     """Settings that differ, one column per run."""
     columns = (Column("setting", "setting", left=True), *(Column(name, name, left=True) for name in names))
-    rows = tuple((cells.word(key), *map(cells.word, values)) for key, values in settings.items())
+    rows = tuple((word(key), *map(word, values)) for key, values in settings.items())
     notes = () if rows else ("no setting differs",)
     return Table("settings_that_differ", "Settings that differ", columns, rows, notes)
 
@@ -394,12 +411,12 @@ def serving_differences(title: str, rows: Sequence[ServingDifference], several: 
     """Return one row per arm and metric; `several` adds a column that names the run."""
     fields = (
         *_names(several),
-        Field("metric", "metric", cells.word, left=True),
-        Field("first", "first", cells.number_format(",.4g"), "values.0"),
-        Field("run_value", "run", cells.number_format(",.4g"), "values.1"),
-        Field("ratio", "ratio", cells.ratio, lambda row: row.values[1] / row.values[0] if row.values[0] else None),
-        Field("error_p50", "error of\nrequests, p50", cells.percent, "errors.0", 1),
-        Field("error_p95", "error of\nrequests, p95", cells.percent, "errors.1", 1),
+        Field("metric", "metric", word, left=True),
+        Field("first", "first", number_format(",.4g"), "values.0"),
+        Field("run_value", "run", number_format(",.4g"), "values.1"),
+        Field("ratio", "ratio", table.ratio, lambda row: row.values[1] / row.values[0] if row.values[0] else None),
+        Field("error_p50", "error of\nrequests, p50", percent, "errors.0", 1),
+        Field("error_p95", "error of\nrequests, p95", percent, "errors.1", 1),
     )
     return tabulate("serving", title, fields, rows, _SERVING_NOTES)
 

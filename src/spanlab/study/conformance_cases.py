@@ -18,8 +18,7 @@ from rich.console import Console
 from spanlab.compiled import HOME
 from spanlab.provenance import run_facts
 from spanlab.registry import REQUIRED, entry, one_of, positive
-from spanlab.report.cells import Table, count, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Field, Table, count, tabulate, word
 from spanlab.settings.server import OutputSettings
 from spanlab.study.folder import entry_folder, print_line, publish, write_results
 from spanlab.typed_json import from_json, shown

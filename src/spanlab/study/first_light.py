@@ -18,8 +18,7 @@ from rich.console import Console
 from spanlab.compiled import HOME
 from spanlab.provenance import commit, machine
 from spanlab.registry import REQUIRED, entry, one_of, positive
-from spanlab.report.cells import Cell, Column, Table
-from spanlab.report.table import markdown
+from spanlab.report.table import Cell, Column, Table, markdown
 from spanlab.settings.server import OutputSettings
 from spanlab.study.folder import print_line, slug
 

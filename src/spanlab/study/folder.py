@@ -26,8 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from spanlab.core.request import Request
 from spanlab.errors import printed
 from spanlab.plugins import fingerprints
-from spanlab.report.cells import Table
-from spanlab.report.table import print_tables, write
+from spanlab.report.table import Table, print_tables, write
 from spanlab.settings.analyses import short_key
 from spanlab.settings.arms import leaves
 from spanlab.study.numbers import replace_file

@@ -19,7 +19,7 @@ from spanlab.plugins import load_plugins
 from spanlab.provenance import PACKAGES_OF
 from spanlab.queries.render import ChatTokenizer
 from spanlab.registry import one_of
-from spanlab.report.units import rounded_down
+from spanlab.report.table import rounded_down
 from spanlab.settings import arms
 from spanlab.settings.analyses import ANALYSES, DESIGNED
 from spanlab.settings.arms import Strategy

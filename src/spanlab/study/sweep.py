@@ -24,9 +24,8 @@ from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, printed, sentence
 from spanlab.provenance import run_facts
 from spanlab.registry import entry_of
-from spanlab.report.cells import Table
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
-from spanlab.report.table import Page, facts_of, print_tables, tracker_rows, write_page
+from spanlab.report.table import Page, Table, facts_of, print_tables, tracker_rows, write_page
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.composition import as_settings, compose_entry
 from spanlab.settings.server import ExecutorSettings

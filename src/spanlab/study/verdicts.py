@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from spanlab.report.cells import MISSING, Cell, Column, Table
-from spanlab.report.units import significant
+from spanlab.report.table import MISSING, Cell, Column, Table, significant
 
 # ------------------------------------------------------------------------------
 # Measurements of properties and the verdicts on them.

@@ -23,8 +23,7 @@ from spanlab.judge import check_address
 from spanlab.model_spec import GIB
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, entry, one_of, positive
-from spanlab.report.cells import Column, Table, count, percent, word
-from spanlab.report.table import Field, tabulate
+from spanlab.report.table import Column, Field, Table, count, percent, tabulate, word
 from spanlab.settings.composition import as_settings, compose_entry
 from spanlab.settings.server import OutputSettings
 from spanlab.settings.study import Study
