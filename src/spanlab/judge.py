@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -13,12 +12,13 @@ from http import HTTPStatus
 from http.client import HTTPException, HTTPMessage
 from typing import IO, NamedTuple
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from spanlab.settings.analyses import JudgeSettings
+
 # ------------------------------------------------------------------------------
-# Chat requests to an OpenAI-compatible endpoint, with the standard library only, and checks of
-# address and key.
+# Chat requests to an OpenAI-compatible endpoint, with the standard library only, and the check
+# of its key.
 # ------------------------------------------------------------------------------
 
 _LARGEST_REPLY = 1 << 22  # bytes
@@ -84,19 +84,6 @@ def _status(code: int) -> str:
     return f"HTTP {code} {phrases.get(code, '')}".strip()
 
 
-def check_address(name: str, base_url: str) -> None:
-    """Raise ValueError unless `base_url` is an http address without a password; `name` is the settings key."""
-    if set("@?#") & set(base_url):  # the value may contain a password, so it is not repeated
-        raise ValueError(f"{name} holds one of @ ? #: expected an address alone, the key in an environment variable")
-    try:
-        parts = urlsplit(base_url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half an IPv6 address
-        sound = False
-    if not sound or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
-        raise ValueError(f"{name}={base_url}: expected http://HOST or https://HOST, with port and path if needed")
-
-
 def api_key(name: str, variable: str) -> str:
     """Return the key in an environment variable, empty without a variable; no message contains it."""
     key = os.environ.get(variable, "").strip() if variable else ""
@@ -115,37 +102,6 @@ _INSTRUCTIONS = {
 }
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _BARE_SCORE = re.compile(r"\d{1,3}(?:\.\d+)?")
-
-
-@dataclass
-class JudgeSettings:
-    """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
-
-    `base_url`          what stands before /chat/completions, http or https; empty: no judge
-    `model`             the model's name there
-    `asks`              score: a number from 0 to 100; correct: yes or no
-    `timeout_s`         seconds that the endpoint may stay silent
-    `api_key_variable`  name of the environment variable that holds the key; empty: none
-    """
-
-    base_url: str = ""
-    model: str = ""
-    asks: str = "score"
-    timeout_s: float = 60.0
-    api_key_variable: str = ""
-
-    def __post_init__(self) -> None:
-        if self.base_url:
-            check_address("judge.base_url", self.base_url)
-        if bool(self.base_url) != bool(self.model):
-            raise ValueError(
-                f"judge.model={self.model} with judge.base_url={self.base_url}: expected both or neither, "
-                "a model that the endpoint serves"
-            )
-        if self.asks not in _INSTRUCTIONS:
-            raise ValueError(f"judge.asks={self.asks}: expected one of {', '.join(_INSTRUCTIONS)}")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"judge.timeout_s={self.timeout_s}: expected a number above zero")
 
 
 class Case(NamedTuple):

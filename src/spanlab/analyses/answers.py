@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished
 from spanlab.core.request import Request
-from spanlab.judge import Case, JudgeSettings, judge_all
+from spanlab.judge import Case, judge_all
 from spanlab.queries.render import ChatTokenizer
 from spanlab.report.table import Ends, Field, Table, count, estimate, percent_interval, tabulate, word
 from spanlab.settings.analyses import (
@@ -25,6 +25,7 @@ from spanlab.settings.analyses import (
     REPEAT,
     Analysis,
     AnswerSettings,
+    JudgeSettings,
 )
 from spanlab.settings.study import Study
 from spanlab.stats import POSITIVE, SHARE, Interval, Kind, McNemar, mcnemar, mean_interval, share_interval

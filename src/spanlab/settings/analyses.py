@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
 
-from spanlab.judge import JudgeSettings
 from spanlab.model_spec import KV, WEIGHTS
 from spanlab.registry import Factory, Registry, not_negative, one_of, positive, share_below_one
+from spanlab.settings.server import check_address
 
 # ------------------------------------------------------------------------------
 # Analyses by name. Each stands in one file of `spanlab.analyses`, which registers it.
@@ -166,6 +167,40 @@ class BarSettings:
     """
 
     arms: dict[str, list[str]] = field(default_factory=dict)
+
+
+ASKS = ("score", "correct")
+
+
+@dataclass
+class JudgeSettings:
+    """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
+
+    `base_url`          what stands before /chat/completions, http or https; empty: no judge
+    `model`             the model's name there
+    `asks`              score: a number from 0 to 100; correct: yes or no
+    `timeout_s`         seconds that the endpoint may stay silent
+    `api_key_variable`  name of the environment variable that holds the key; empty: none
+    """
+
+    base_url: str = ""
+    model: str = ""
+    asks: str = "score"
+    timeout_s: float = 60.0
+    api_key_variable: str = ""
+
+    def __post_init__(self) -> None:
+        if self.base_url:
+            check_address("judge.base_url", self.base_url)
+        if bool(self.base_url) != bool(self.model):
+            raise ValueError(
+                f"judge.model={self.model} with judge.base_url={self.base_url}: expected both or neither, "
+                "a model that the endpoint serves"
+            )
+        if self.asks not in ASKS:
+            raise ValueError(f"judge.asks={self.asks}: expected one of {', '.join(ASKS)}")
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"judge.timeout_s={self.timeout_s}: expected a number above zero")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from spanlab.compiled import MODES
 from spanlab.core.admission import BatchRules
@@ -259,3 +260,16 @@ class ServerSettings:
             raise ValueError(
                 f"server.reset_path={self.reset_path}: expected a path of the server, as /reset_prefix_cache"
             )
+
+
+def check_address(name: str, base_url: str) -> None:
+    """Raise ValueError unless `base_url` is an http address without a password; `name` is the settings key."""
+    if set("@?#") & set(base_url):  # the value may contain a password, so it is not repeated
+        raise ValueError(f"{name} holds one of @ ? #: expected an address alone, the key in an environment variable")
+    try:
+        parts = urlsplit(base_url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        sound = False
+    if not sound or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
+        raise ValueError(f"{name}={base_url}: expected http://HOST or https://HOST, with port and path if needed")

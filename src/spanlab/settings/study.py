@@ -18,7 +18,6 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tiers import FORMAT_BITS, TierRules
 from spanlab.engine.settings import EngineSettings, reads_baseline
-from spanlab.judge import check_address
 from spanlab.model_files import EMBEDDER, MODELS, PackagedModel, choices, find_spec, is_ready, names_file, packaged
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.plugins import located
@@ -45,6 +44,7 @@ from spanlab.settings.server import (
     ServerSettings,
     StoreSettings,
     TrackingSettings,
+    check_address,
 )
 from spanlab.workloads.load import OfText, WorkloadSettings
 from spanlab.workloads.workload import SOURCES

@@ -20,13 +20,12 @@ from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step import ScheduledSequence as Admitted
 from spanlab.engine.settings import EngineSettings, dtype_of
-from spanlab.judge import check_address
 from spanlab.model_spec import GIB, ModelSpec
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.composition import composed
-from spanlab.settings.server import NO_ENGINE, OutputSettings, ServerSettings, StoreSettings
+from spanlab.settings.server import NO_ENGINE, OutputSettings, ServerSettings, StoreSettings, check_address
 from spanlab.settings.study import Study
 from spanlab.study.conformance_live import LIVE, check_server
 from spanlab.study.folder import RunFolder, entry_folder, publish, write_results

@@ -19,13 +19,12 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from spanlab.judge import check_address
 from spanlab.model_spec import GIB
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, entry, one_of, positive
 from spanlab.report.table import Column, Field, Table, count, percent, tabulate, word
 from spanlab.settings.composition import as_settings, compose_entry
-from spanlab.settings.server import OutputSettings
+from spanlab.settings.server import OutputSettings, check_address
 from spanlab.settings.study import Study
 from spanlab.study.folder import RunFolder, entry_folder, print_line, publish, write_results
 from spanlab.study.server_stream import NUMBER_BYTES, Frames, Metrics, Repetition, Subscription, host_and_port, of_rank
