@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spanlab import analyses  # noqa: F401 - registers them
 from spanlab.compiled import CONF, HOME, restart_as
-from spanlab.errors import is_user_error, sentence, use_ascii_fallback, with_notes
+from spanlab.errors import is_user_error, sentence, with_notes
 from spanlab.kinds import Kinds, default_of, kinds_of, schema_of_kind, shown
 from spanlab.model_files import ENVIRONMENT
 from spanlab.plugins import load_plugins
@@ -62,7 +62,7 @@ from spanlab.study import (  # noqa: F401 - register their entries
     schedule,
     watch,
 )
-from spanlab.study.folder import folder_name
+from spanlab.study.folder import folder_name, use_ascii_fallback
 from spanlab.workloads import make_shape  # noqa: F401 - registers its entry
 
 # ------------------------------------------------------------------------------

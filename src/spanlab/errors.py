@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
-import io
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -18,7 +15,6 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
-from rich.console import Console
 
 from spanlab.compiled import CONF
 from spanlab.registry import among
@@ -202,53 +198,6 @@ _SENTENCES = (
     (CancelledError, _cancelled),
     (OSError, _system),
 )
-
-
-# ------------------------------------------------------------------------------
-# Output that cannot fail a study: ASCII for characters that a terminal lacks, a warning if
-# stdout is closed.
-# ------------------------------------------------------------------------------
-
-_ASCII = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
-_WIDE = 240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
-
-
-def use_ascii_fallback() -> None:
-    """Let stdout and stderr write an ASCII character for one that they cannot encode."""
-    codecs.register_error("spanlab", _ascii)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="spanlab")
-
-
-def _ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError), "the error handler is for encoding only"
-    characters = error.object[error.start : error.end]
-    return "".join(_ASCII.get(character, "?") for character in characters), error.end
-
-
-class _Page(io.StringIO):
-    """Buffer of text for stdout."""
-
-    encoding = "utf-8"
-
-
-@contextmanager
-def printed() -> Iterator[Console]:
-    """Yield a console whose text is written to stdout at the end; a failure is a warning on stderr."""
-    stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
-    page.encoding = stdout.encoding
-    wide = int(columns) if columns.isdecimal() and int(columns) else _WIDE
-    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else wide)
-    if sys.stdout is None:  # closed before the program began
-        return
-    try:
-        sys.stdout.write(page.getvalue())
-        sys.stdout.flush()
-    except (OSError, ValueError) as error:
-        warn(f"stdout cannot be written, the results are in the run's folder: {error}")
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(text: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanlab.errors import printed
+from spanlab.study.folder import printed
 
 
 @pytest.mark.parametrize(("columns", "width"), [("", 240), ("100", 100), ("0", 240), ("wide", 240)])

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from spanlab.build import build_recovery
 from spanlab.core.request import Request
-from spanlab.errors import printed
 from spanlab.offline.bound import DESCENT, LIMIT
 from spanlab.provenance import commit
 from spanlab.report.data import ArmData, bytes_say_little
@@ -25,7 +24,7 @@ from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
 from spanlab.study.bounds import ArmResult, describe_beaten
 from spanlab.study.executor import Executor
-from spanlab.study.folder import CONFIG
+from spanlab.study.folder import CONFIG, printed
 from spanlab.study.machine import EngineFacts, Noise
 from spanlab.study.numbers import ArmFiles
 from spanlab.tracking import tracked

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import hashlib
+import io
 import itertools
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from spanlab.core.request import Request
-from spanlab.errors import printed
+from spanlab.errors import warn
 from spanlab.plugins import fingerprints
 from spanlab.report.table import Table, print_tables, write
 from spanlab.settings.analyses import short_key
@@ -34,6 +37,53 @@ from spanlab.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# ------------------------------------------------------------------------------
+# Output that cannot fail a study: ASCII for characters that a terminal lacks, a warning if
+# stdout is closed.
+# ------------------------------------------------------------------------------
+
+_ASCII = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
+_WIDE = 240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
+
+
+def use_ascii_fallback() -> None:
+    """Let stdout and stderr write an ASCII character for one that they cannot encode."""
+    codecs.register_error("spanlab", _ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="spanlab")
+
+
+def _ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "the error handler is for encoding only"
+    characters = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in characters), error.end
+
+
+class _Page(io.StringIO):
+    """Buffer of text for stdout."""
+
+    encoding = "utf-8"
+
+
+@contextmanager
+def printed() -> Iterator[Console]:
+    """Yield a console whose text is written to stdout at the end; a failure is a warning on stderr."""
+    stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
+    page.encoding = stdout.encoding
+    wide = int(columns) if columns.isdecimal() and int(columns) else _WIDE
+    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else wide)
+    if sys.stdout is None:  # closed before the program began
+        return
+    try:
+        sys.stdout.write(page.getvalue())
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        warn(f"stdout cannot be written, the results are in the run's folder: {error}")
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ------------------------------------------------------------------------------

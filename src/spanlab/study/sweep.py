@@ -21,7 +21,7 @@ from rich.text import Text
 from spanlab.analyses.base import Findings
 from spanlab.build import build_workload, copy_pipe
 from spanlab.compiled import HOME
-from spanlab.errors import is_user_error, printed, sentence
+from spanlab.errors import is_user_error, sentence
 from spanlab.provenance import run_facts
 from spanlab.registry import entry_of
 from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
@@ -41,6 +41,7 @@ from spanlab.study.folder import (
     finish_report,
     folder_name,
     print_line,
+    printed,
     settings_key,
     settings_yaml,
     write_before_report,
