@@ -56,24 +56,21 @@ class RendezvousSettings:
     preset: str = "vllm_0_32"
     engine: bool = False
 
-    def __post_init__(self) -> None:
-        for name in self.fail_on:
-            one_of("analyses.rendezvous.fail_on", name, COMPARED)
-        if "engine" in self.fail_on and not self.engine:
-            raise ValueError(
-                f"analyses.rendezvous.fail_on={self.fail_on}: expected analyses.rendezvous.engine=true too"
-            )
-
 
 def _check(study: Study) -> None:
     from spanlab.schedule import PRESETS  # pydantic takes time to load
 
-    for name in study.analyses.rendezvous.accept:
+    options = study.analyses.rendezvous
+    for name in options.fail_on:
+        one_of("analyses.rendezvous.fail_on", name, COMPARED)
+    if "engine" in options.fail_on and not options.engine:
+        raise ValueError(f"analyses.rendezvous.fail_on={options.fail_on}: expected analyses.rendezvous.engine=true too")
+    for name in options.accept:
         one_of("analyses.rendezvous.accept", name, FAULTS)
     if study.backend != SERVER:
         raise ValueError(f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}")
-    one_of("analyses.rendezvous.preset", study.analyses.rendezvous.preset, PRESETS)
-    if study.analyses.rendezvous.engine:
+    one_of("analyses.rendezvous.preset", options.preset, PRESETS)
+    if options.engine:
         _check_engine(study)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,16 +275,16 @@ def _difference(name: str, given: Any, expected: Any) -> str:
     return f"{what} {first}: {left}, expected {right}"
 
 
-def _of(name: str) -> Any:
-    """Return the cell `equal of claimed` of a row."""
-    return lambda row: f"{row[1].equal[name]:,} of {row[1].claimed[name]:,}" if row[1].claimed[name] else ""
+def _equal_of_claimed(name: str, row: tuple[str, KindCounts]) -> str:
+    counts = row[1]
+    return f"{counts.equal[name]:,} of {counts.claimed[name]:,}" if counts.claimed[name] else ""
 
 
 _COLUMNS = (
     Field("kind", "kind", word, lambda row: row[0], left=True),
     Field("cases", "cases", count, lambda row: row[1].cases),
     Field("unsupported", "not\nmodelled", count, lambda row: row[1].unsupported.total() or None, empty=(None,)),
-    Field("reused", "reuse\nequal", word, _of("reused"), empty=("",)),
+    Field("reused", "reuse\nequal", word, partial(_equal_of_claimed, "reused"), empty=("",)),
     Field(
         "requests",
         "of\nrequests",
@@ -291,8 +292,8 @@ _COLUMNS = (
         lambda row: f"{row[1].requests[1]:,} of {row[1].requests[0]:,}" if row[1].requests[0] else "",
         empty=("",),
     ),
-    Field("preemptions", "preemptions\nequal", word, _of("preemptions"), empty=("",)),
-    Field("steps", "all steps\nequal", word, _of("steps"), empty=("",)),
+    Field("preemptions", "preemptions\nequal", word, partial(_equal_of_claimed, "preemptions"), empty=("",)),
+    Field("steps", "all steps\nequal", word, partial(_equal_of_claimed, "steps"), empty=("",)),
 )
 
 

@@ -24,7 +24,6 @@ from spanlab.model_spec import DeviceRates, ModelSpec
 from spanlab.provenance import PACKAGES_OF, machine
 from spanlab.records import delays_of
 from spanlab.report.data import StudyData
-from spanlab.settings.analyses import FLOOR
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.jobs import Row, run_cells
@@ -331,20 +330,17 @@ class FixedStep:
 # A/A runs: the same arm on the same arrivals, as a measure of the machine's noise.
 # ------------------------------------------------------------------------------
 
+READINGS = "readings.jsonl"  # file of a study's machine readings, in the order of its runs
+
 
 def repeat_files(folder: Path, arm: str) -> ArmFiles:
     """Files of the repeated baseline, in a folder by arm, because a resumed study may repeat another arm."""
-    return ArmFiles.alone(folder / "repeat" / arm, readings_of(folder), folder / "steps")
+    return ArmFiles.alone(folder / "repeat" / arm, folder / READINGS, folder / "steps")
 
 
 def floor_files(folder: Path, arm: str) -> ArmFiles:
     """Files of the baseline with other prefill chunks, which measures its numerical noise."""
-    return ArmFiles.alone(folder / "floor" / arm, readings_of(folder), folder / "steps")
-
-
-def readings_of(folder: Path) -> Path:
-    """File of a study's machine readings, in the order of its runs."""
-    return folder / "readings.jsonl"
+    return ArmFiles.alone(folder / "floor" / arm, folder / READINGS, folder / "steps")
 
 
 def noise_of(study: Study, baseline: ArmFiles, repeat: ArmFiles | None, readings: Path) -> Noise:
@@ -392,10 +388,8 @@ def withdraw_speedups(data: StudyData, noise: Noise) -> StudyData:
 NAME = "floor"  # name of the row in lists of arms
 
 
-def floor_row(study: Study, folder: Path) -> Row | None:
-    """Row of the floor; None where no analysis reads it."""
-    if not study.needs(FLOOR):
-        return None
+def floor_row(study: Study, folder: Path) -> Row:
+    """Row of the floor, for studies whose analyses read it."""
     arm, max_tokens = study.runs.baseline, study.analyses.methods.floor_tokens
     rules = replace(study.batch, max_num_batched_tokens=max_tokens, enable_chunked_prefill=True)
     return Row(NAME, arm, floor_files(folder, arm), tuple(run_cells(study, arm)), rules=rules)

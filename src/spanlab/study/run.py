@@ -19,7 +19,7 @@ from spanlab.build import build_workload, local_profile, profile_of
 from spanlab.core.request import Request
 from spanlab.plugins import fingerprints, named_errors
 from spanlab.provenance import PACKAGES_OF, run_facts
-from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT
+from spanlab.settings.analyses import ANALYSES, DESIGNED, FLOOR, POINTS, REPEAT
 from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
@@ -47,12 +47,12 @@ from spanlab.study.jobs import (
 )
 from spanlab.study.machine import (
     OPTIONAL_PACKAGE,
+    READINGS,
     WITHOUT_OPTIONAL,
     EngineFacts,
     engine_facts,
     floor_row,
     noise_of,
-    readings_of,
     repeat_files,
 )
 from spanlab.study.numbers import ArmFiles
@@ -187,7 +187,7 @@ class _StudyRun:
         folder = self.folder.work
         runs = self.study.serves and not self.study.needs(POINTS)
         arms = [arm for arm in self.study.chosen() if runs and run_cells(self.study, arm)]
-        return {arm: ArmFiles.of_arm(folder, arm, readings_of(folder)) for arm in arms}
+        return {arm: ArmFiles.of_arm(folder, arm, folder / READINGS) for arm in arms}
 
     @cached_property
     def repeat_row(self) -> Row | None:
@@ -213,7 +213,8 @@ class _StudyRun:
         study, folder = self.study, self.folder.work
         cells = {arm: tuple(run_cells(study, arm)) for arm in self.files}
         rows = [Row(arm, arm, files, cells[arm]) for arm, files in self.files.items()]
-        rows += [row for row in (self.repeat_row, floor_row(study, folder)) if row]
+        rows += [self.repeat_row] if self.repeat_row else []
+        rows += [floor_row(study, folder)] if study.needs(FLOOR) else []
         if self.calibration:
             rows += calibration_rows(self.calibration, folder / "calibration")
         return rows
@@ -222,7 +223,7 @@ class _StudyRun:
         """Return the study with rates for its `load.shares`; measures saturation first."""
         if not self.study.runs.load.shares:
             return self
-        files = ArmFiles.alone(self.folder.work / "saturation", readings_of(self.folder.work))
+        files = ArmFiles.alone(self.folder.work / "saturation", self.folder.work / READINGS)
         study, folder = self.study, self.folder.work
         measured = measure_saturation(study, self.workload, files, folder, self.console)
         first, *others = measured.shares(study.runs.load.shares)
@@ -320,7 +321,7 @@ class _StudyRun:
         if facts:
             repeated = self.files.get(repeated_arm(self.study), next(iter(self.files.values())))
             repeat = self.repeat_row.files if self.repeat_row else None
-            noise = noise_of(self.study, repeated, repeat, readings_of(self.folder.work))
+            noise = noise_of(self.study, repeated, repeat, self.folder.work / READINGS)
         if facts and self.calibration:
             shapes = {row.arm: row.files for row in self.rows if row.calibrates}
             points = points_of(self.calibration, shapes)

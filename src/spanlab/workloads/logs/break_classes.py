@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 from spanlab.workloads.logs.bodies import Opaque, as_json
@@ -389,16 +389,12 @@ def _sorted_texts(text: str) -> tuple[str, ...]:
     return tuple(json.dumps(tool, sort_keys=True) for tool in _tools(text))
 
 
-def _tools_are(*, sorted_keys: bool) -> Rule:
-    """Return a rule: both sides have the same tools, one after another or in another order."""
-
-    def rule(difference: Difference) -> bool:
-        if difference.roles != {"tools"}:
-            return False
-        first, second = (_sorted_texts(text) for text in difference.texts)
-        return first == second if sorted_keys else Counter(first) == Counter(second)
-
-    return rule
+def _has_same_tools(difference: Difference, *, in_order: bool) -> bool:
+    """Return whether both sides have the same tools, one after another or in another order."""
+    if difference.roles != {"tools"}:
+        return False
+    first, second = (_sorted_texts(text) for text in difference.texts)
+    return first == second if in_order else Counter(first) == Counter(second)
 
 
 def _is_other_tool(difference: Difference) -> bool:
@@ -538,8 +534,12 @@ RULES = (
     BreakRule("changed_parameter", lambda difference: bool(difference.parameter), "the requests differ in a parameter"),
     BreakRule("changed_tools", lambda difference: difference.roles == {"system", "tools"}, "one side has no tools"),
     BreakRule("changed_system_prompt", _has_no_system_prompt, "one side has no system prompt, or a shorter one"),
-    BreakRule("reordered_keys", _tools_are(sorted_keys=True), "the tools are equal once their keys are sorted"),
-    BreakRule("reordered_tools", _tools_are(sorted_keys=False), "both sides have the same tools"),
+    BreakRule(
+        "reordered_keys",
+        partial(_has_same_tools, in_order=True),
+        "the tools are equal once their keys are sorted",
+    ),
+    BreakRule("reordered_tools", partial(_has_same_tools, in_order=False), "both sides have the same tools"),
     BreakRule("white_space", _is_white_space, "the texts are equal without white space"),
     BreakRule("time_stamp", _is_stamp, f"both sides have a date or time {_AT}"),
     BreakRule("request_id", _is_id, f"both sides have an id, or a number with a word such as request, {_AT}"),
