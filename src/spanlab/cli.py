@@ -31,9 +31,8 @@ from spanlab.compiled import CONF, HOME, restart_as
 from spanlab.errors import is_user_error, sentence, with_notes
 from spanlab.kinds import Kinds, default_of, kinds_of, schema_of_kind, shown
 from spanlab.model_files import ENVIRONMENT
-from spanlab.plugins import load_plugins
 from spanlab.provenance import version
-from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, one_of
+from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, load_plugins, one_of
 from spanlab.settings.analyses import PATHS, short_key, with_short_keys
 from spanlab.settings.arms import Strategy
 from spanlab.settings.composition import (

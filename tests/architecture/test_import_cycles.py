@@ -1,7 +1,8 @@
-"""No file needs itself: imports inside functions, for types and by name as text count too."""
+"""No file needs itself, and imports have few levels: those in functions, for types and by name as text count too."""
 
 import ast
 from pathlib import Path
+from runpy import run_path
 
 import grimp
 import numpy as np
@@ -54,3 +55,9 @@ def cycles() -> list[tuple[str, ...]]:
 
 def test_no_file_needs_itself():
     assert cycles() == []
+
+
+def test_imports_have_at_most_twenty_levels():
+    house = run_path(str(ROOT / "benchmarks" / "house.py"))
+    graph = house["imports"](house["sources"]())
+    assert house["levels"](graph, house["knots"](graph)) <= 20

@@ -13,7 +13,7 @@ import pytest
 
 from spanlab.cli import compose, main, registries
 from spanlab.errors import sentence
-from spanlab.plugins import MOVED
+from spanlab.registry import MOVED
 from spanlab.study.run import run_study
 
 from ..support.script import docs_script

@@ -38,8 +38,7 @@ from spanlab.core.tiers import TierRules
 from spanlab.errors import CHOICES, USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
 from spanlab.model_spec import HardwareSpec, ModelSpec
-from spanlab.plugins import load_plugins
-from spanlab.registry import ENTRIES, among, one_of, refuse_unknown_keys
+from spanlab.registry import ENTRIES, among, load_plugins, one_of, refuse_unknown_keys
 from spanlab.settings.analyses import ANALYSES, EARLIER, PATHS, SHORT_NAMES, Analyses, full_key, short_key
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import (

@@ -20,8 +20,7 @@ from spanlab.core.tiers import FORMAT_BITS, TierRules
 from spanlab.engine.settings import EngineSettings, reads_baseline
 from spanlab.model_files import EMBEDDER, MODELS, PackagedModel, choices, find_spec, is_ready, names_file, packaged
 from spanlab.model_spec import HardwareSpec, ModelSpec
-from spanlab.plugins import located
-from spanlab.registry import REQUIRED, check_seeds, one_of, positive, require, share_below_one
+from spanlab.registry import REQUIRED, check_seeds, located, one_of, positive, require, share_below_one
 from spanlab.settings.analyses import (
     ANALYSES,
     ARMS,

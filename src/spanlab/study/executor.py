@@ -29,9 +29,8 @@ import cloudpickle
 
 from spanlab.compiled import VARIABLE, is_used
 from spanlab.errors import is_user_error, sentence
-from spanlab.plugins import load_plugins, named_errors
 from spanlab.provenance import commit
-from spanlab.registry import PACKAGES
+from spanlab.registry import PACKAGES, load_plugins, named_errors
 from spanlab.settings.server import ExecutorSettings
 
 KILLED = "was killed, most likely because memory ran out"

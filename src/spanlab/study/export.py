@@ -11,8 +11,7 @@ import orjson
 from spanlab.build import build_workload
 from spanlab.core.request import Request
 from spanlab.engine.settings import remap_tokens
-from spanlab.plugins import located
-from spanlab.registry import REQUIRED, entry, not_negative, one_of, positive
+from spanlab.registry import REQUIRED, entry, located, not_negative, one_of, positive
 from spanlab.study.jobs import build_arrivals
 from spanlab.workloads import Workload
 from spanlab.workloads.load import WorkloadSettings

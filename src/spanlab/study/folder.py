@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spanlab.core.request import Request
 from spanlab.errors import warn
-from spanlab.plugins import fingerprints
+from spanlab.registry import fingerprints
 from spanlab.report.table import Table, print_tables, write
 from spanlab.settings.analyses import short_key
 from spanlab.settings.arms import leaves

@@ -15,10 +15,9 @@ from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.token_string import Tokens
 from spanlab.engine.settings import GOLD
 from spanlab.model_spec import GIB, ModelSpec
-from spanlab.plugins import load_plugins
 from spanlab.provenance import PACKAGES_OF
 from spanlab.queries.render import ChatTokenizer
-from spanlab.registry import one_of
+from spanlab.registry import load_plugins, one_of
 from spanlab.report.table import rounded_down
 from spanlab.settings import arms
 from spanlab.settings.analyses import ANALYSES, DESIGNED

@@ -17,8 +17,8 @@ from spanlab.analyses.base import Findings, Finished, Report, footer, foreign_to
 from spanlab.analyses.fit_profile import points_of, profile_from_points
 from spanlab.build import build_workload, local_profile, profile_of
 from spanlab.core.request import Request
-from spanlab.plugins import fingerprints, named_errors
 from spanlab.provenance import PACKAGES_OF, run_facts
+from spanlab.registry import fingerprints, named_errors
 from spanlab.settings.analyses import ANALYSES, DESIGNED, FLOOR, POINTS, REPEAT
 from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count

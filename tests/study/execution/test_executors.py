@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spanlab.errors import is_user_error
-from spanlab.plugins import load_plugins
+from spanlab.registry import load_plugins
 from spanlab.settings import ExecutorSettings
 from spanlab.study import executor as executors
 from spanlab.study.executor import StoppedError, check_active, executor
