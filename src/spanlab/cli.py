@@ -224,8 +224,8 @@ def registries() -> dict[str, Registry[Any]]:
     from spanlab.study.real_server import SERVERS  # its import registers them
     from spanlab.workloads.load import WORKLOADS
     from spanlab.workloads.logs.source import LOG_FORMATS
-    from spanlab.workloads.session_writers import WRITERS  # its import registers more of them
     from spanlab.workloads.workload import SOURCES
+    from spanlab.workloads.writers import WRITERS
     from spanlab_sim.arrivals import ARRIVALS
     from spanlab_sim.routing import ROUTERS
     from spanlab_sim.timings import TIMINGS

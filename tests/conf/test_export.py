@@ -16,7 +16,7 @@ from spanlab.cli import compose
 from spanlab.study import jobs
 from spanlab.study.export import run_export
 from spanlab.workloads.logs.read import LogSettings, read_log
-from spanlab.workloads.session_writers import SESSIONS
+from spanlab.workloads.writers import SESSIONS
 
 from ..workloads.log_samples import SAMPLES
 from ..workloads.test_call_graph import write_tree

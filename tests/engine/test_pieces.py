@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spanlab.core.admission import BatchRules
-from spanlab.engine import pieces
-from spanlab.engine.pieces import ROWS, Pieces
+from spanlab.engine import model
+from spanlab.engine.model import ROWS, Pieces
 from spanlab.engine.settings import EngineSettings
 
 from .factories import (
@@ -90,12 +90,12 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 def recorded(monkeypatch) -> Iterator[OperationRecorder]:
     """Pieces are recorded on the CPU, of up to two numbers of rows."""
     recorder = OperationRecorder()
-    monkeypatch.setattr(pieces, "GraphRecorder", lambda: recorder)
-    monkeypatch.setattr(pieces, "LARGEST", 2 * ROWS)
+    monkeypatch.setattr(model, "GraphRecorder", lambda: recorder)
+    monkeypatch.setattr(model, "LARGEST", 2 * ROWS)
     monkeypatch.setattr("spanlab.engine.engine.LARGEST", 2 * ROWS)
-    pieces._SHARED.clear()
+    model._SHARED.clear()
     yield recorder
-    pieces._SHARED.clear()
+    model._SHARED.clear()
 
 
 def both(recorded, model, strategy, requests, **options):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from spanlab.workloads.logs.log import Log
+from spanlab.workloads.logs.prompts import write_log
 from spanlab.workloads.logs.read import LogSettings, read_log
-from spanlab.workloads.logs.written import write_log
 
 from ..support.files import write_lines
 from .cloud_samples import (

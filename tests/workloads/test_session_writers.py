@@ -13,7 +13,7 @@ import pytest
 from spanlab.core.request import Request, Span
 from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
-from spanlab.workloads.session_writers import SESSIONS, WRITERS, SessionWriter, trees_of
+from spanlab.workloads.writers import SESSIONS, WRITERS, SessionWriter, trees_of
 
 BLOCK = 16
 SECOND = 10**9

@@ -62,7 +62,7 @@ from spanlab.study.bounds import BoundCrossedError
 from spanlab.workloads.logs.bodies import Rewrite
 from spanlab.workloads.logs.log import Ids, Log
 from spanlab.workloads.logs.observed import Unread
-from spanlab.workloads.logs.written import write_log
+from spanlab.workloads.logs.prompts import write_log
 
 if TYPE_CHECKING:
     pass

@@ -28,11 +28,10 @@ from spanlab.core.step import (
 )
 from spanlab.core.token_string import Tokens
 from spanlab.engine.maps import SpanMaps
-from spanlab.engine.model import AttentionContext, SpanModel
+from spanlab.engine.model import LARGEST, AttentionContext, SpanModel, pieces_of
 from spanlab.engine.oracle import check_components, check_memory
 from spanlab.engine.outputs import DueToken, OnLogits, Sampler, StepTokens
 from spanlab.engine.pages import MIN_BYTES, NodePages, PageList, PagePool, PageTable, TransferBatch
-from spanlab.engine.pieces import LARGEST, pieces_of
 from spanlab.engine.repair import MeasuredRepair
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.rows import (

@@ -15,8 +15,7 @@ from spanlab.registry import REQUIRED, entry, located, not_negative, one_of, pos
 from spanlab.study.jobs import build_arrivals
 from spanlab.workloads import Workload
 from spanlab.workloads.load import WorkloadSettings
-from spanlab.workloads.session_writers import SESSIONS, SessionWriter
-from spanlab.workloads.writers import HASHED, WRITERS
+from spanlab.workloads.writers import HASHED, SESSIONS, WRITERS, SessionWriter
 from spanlab_sim.arrivals import Arrivals
 
 

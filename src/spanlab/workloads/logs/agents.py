@@ -14,9 +14,8 @@ from spanlab.workloads.logs.bodies import check_block, is_body
 from spanlab.workloads.logs.log import Entry, Identity, Ids, hash_name
 from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
-from spanlab.workloads.logs.rows import BadFieldError, Row
+from spanlab.workloads.logs.rows import BadFieldError, Row, count_of, counted, output_in
 from spanlab.workloads.logs.source import FOLDER, LOG_FORMATS, LogFile, LogFormat, by_time, folder_has, parse_object
-from spanlab.workloads.logs.usage import count_of, counted, output_in
 
 FRONT = "system prompt and tools, which the log does not have"
 UNSEEN = (

@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.workloads.logs.formats import block_keys
 from spanlab.workloads.logs.log import Entry, Identity, Ids, Ints, Keys, block_lengths, hash_name
 from spanlab.workloads.logs.observed import UNKNOWN, Moments, Usage
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual, identity_of
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, first_count, identity_of
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
     LogFile,
@@ -22,7 +22,6 @@ from spanlab.workloads.logs.source import (
     parse_object,
 )
 from spanlab.workloads.logs.spans import WITHHELD
-from spanlab.workloads.logs.usage import first_count
 
 #: Tokens per block that are tried where a trace does not name them.
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -12,10 +12,9 @@ from spanlab.workloads.logs.bodies import is_body, is_gemini
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.openai import SUFFIXES, body_in, read_bodies, with_json
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of, counted, output_in, usage_in
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has
 from spanlab.workloads.logs.spans import Refuse, Span, read_spans, unpacked
-from spanlab.workloads.logs.usage import count_of, counted, output_in, usage_in
 
 # ------------------------------------------------------------------------------
 # Gemini: bodies of generateContent, alone, with their answers, or in lines of a batch.

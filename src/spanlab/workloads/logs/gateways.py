@@ -15,10 +15,20 @@ from spanlab.workloads.logs.bodies import is_body
 from spanlab.workloads.logs.log import Identity, Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.otel import tools_of
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.rows import (
+    BadFieldError,
+    Row,
+    actual,
+    count_of,
+    counted,
+    inclusive,
+    is_of_cloud,
+    output_in,
+    usage_in,
+    usage_of,
+)
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFormat, folder_has
 from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
-from spanlab.workloads.logs.usage import count_of, counted, inclusive, is_of_cloud, output_in, usage_in, usage_of
 
 # ------------------------------------------------------------------------------
 # Langfuse: observations of traces; those of type GENERATION are calls of a model.

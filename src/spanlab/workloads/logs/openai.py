@@ -14,7 +14,20 @@ from spanlab.workloads.logs.log import Entry, Identity, Ids, block_lengths
 from spanlab.workloads.logs.observed import NOT_REPORTED, UNKNOWN, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
 from spanlab.workloads.logs.repeated_lines import RepeatedLines
-from spanlab.workloads.logs.rows import TIMES, BadFieldError, Row, actual, identity_of, moments_of, record_of
+from spanlab.workloads.logs.rows import (
+    OUTPUTS,
+    TIMES,
+    BadFieldError,
+    Row,
+    actual,
+    has_server_tools,
+    identity_of,
+    moments_of,
+    output_of_cloud,
+    record_of,
+    usage_in,
+    usage_of,
+)
 from spanlab.workloads.logs.source import (
     FOLDER,
     LOG_FORMATS,
@@ -31,7 +44,6 @@ from spanlab.workloads.logs.source import (
     parse_object,
 )
 from spanlab.workloads.logs.spans import unpacked
-from spanlab.workloads.logs.usage import OUTPUTS, has_server_tools, output_of_cloud, usage_in, usage_of
 
 #: Answers, of which a proxy keeps a stream as a text or a list of events.
 _ANSWERS = ("response", "response.body", "full_response", "output", "response_body", "responseBody")

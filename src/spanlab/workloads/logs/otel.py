@@ -12,7 +12,7 @@ import numpy as np
 
 from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import Usage
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has
 from spanlab.workloads.logs.spans import (
     SUFFIXES,
@@ -25,7 +25,6 @@ from spanlab.workloads.logs.spans import (
     read_spans,
     unpacked,
 )
-from spanlab.workloads.logs.usage import count_of
 
 #: Operations that are calls of a model; spans of others may hold the sums of their calls.
 _CALLS = ("chat", "text_completion", "generate_content", "completion", "responses", "message")

@@ -26,14 +26,12 @@ from spanlab.registry import at_most, one_of, positive
 from spanlab.workloads.files import Content, Waits, content_of
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
 from spanlab.workloads.logs import (  # noqa: F401 - register their formats
-    agent_traces,
     agents,
     block_traces,
     clouds,
-    codex,
+    command_lines,
     formats,
     gateways,
-    gemini_cli,
     openai,
     otel,
     results,

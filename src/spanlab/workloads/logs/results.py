@@ -11,9 +11,19 @@ import numpy as np
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.openai import FAILED
-from spanlab.workloads.logs.rows import TIMES, BadFieldError, Row, actual, record_of
+from spanlab.workloads.logs.rows import (
+    TIMES,
+    BadFieldError,
+    Row,
+    actual,
+    count_of,
+    counted,
+    inclusive,
+    output_in,
+    record_of,
+    usage_in,
+)
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, head_rows, lengths_only, parse_object
-from spanlab.workloads.logs.usage import count_of, counted, inclusive, output_in, usage_in
 
 NO_LENGTH = "requests without a length of their prompt"
 IN_TURN = "the benchmarks of a report follow each other in time: their requests are one log"

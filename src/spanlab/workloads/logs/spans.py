@@ -18,9 +18,8 @@ from spanlab.workloads.logs.bodies import as_json, is_gemini
 from spanlab.workloads.logs.log import Entry, Identity, hash_name
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual, parse_json
+from spanlab.workloads.logs.rows import BadFieldError, Row, actual, inclusive, parse_json
 from spanlab.workloads.logs.source import LogFile, parse_object
-from spanlab.workloads.logs.usage import inclusive
 
 SUFFIXES = (".json", ".jsonl")  # of the files of a folder
 REPEATED = "spans that repeat an earlier one"
