@@ -11,11 +11,11 @@ import pytest
 from spanlab.core.admission import always
 from spanlab.core.eviction import EvictionRules
 from spanlab.core.eviction.orders import EVICTION_ORDERS
+from spanlab.core.plan import DecodeBatch
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.policies.tree_variants import PinningPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 

@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.admission import BatchRules
+from spanlab.core.plan import DecodeBatch
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.step import DecodeBatch, finished_after
+from spanlab.core.step import finished_after
 
 SIZE, BLOCKS = 4, 12
 LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=12)

@@ -1,11 +1,12 @@
-"""What a request reuses and computes: the plan of a match, and the work that it leaves."""
+"""What a request reuses and computes: the plan of a match, the work that it leaves, and batches that decode."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import NamedTuple, Protocol
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, Protocol
 
 from spanlab.core.repair import Repair, ReusedSpan
 from spanlab.core.request import Request
@@ -579,3 +580,55 @@ def _with_copies(plan: ReusePlan, work: list[Work]) -> list[Work]:
         result.append(replace(item, copied=max(0, required - copied)))
         copied = max(copied, required)
     return result
+
+
+# ------------------------------------------------------------------------------
+# The sequences that decode together, and the memory that they have.
+# ------------------------------------------------------------------------------
+
+
+class DecodeBatch:
+    """Sequences that decode a token each in every step, in order of service; others join behind them, or leave.
+
+    `sequences`   of the scheduler; a new list after each change, since steps keep it
+    `members`     by order of joining: allocation, and position of the next token without memory, less `steps`
+    `steps`       decode steps that have memory, since the batch began
+    `num_joined`  sequences that ever joined
+    """
+
+    __slots__ = ("_bases", "members", "num_joined", "sequences", "steps")
+
+    def __init__(self, sequences: Sequence[Any] = (), steps: int = 0) -> None:
+        """`steps` of the sequences' tokens have memory, although they are not computed yet."""
+        self.sequences: list[Any] = []
+        self.members: dict[int, tuple[Any, int]] = {}
+        self.num_joined = self.steps = self._bases = 0
+        self.join(sequences)
+        self.steps = steps
+
+    def join(self, sequences: Sequence[Any]) -> None:
+        """Add sequences at the end."""
+        self.sequences = [*self.sequences, *sequences]
+        for sequence in sequences:
+            base = sequence.prompt + sequence.generated - 1 - self.steps
+            self.members[self.num_joined] = sequence.allocation, base
+            self.num_joined += 1
+            self._bases += base
+
+    def leave(self, at: int) -> None:
+        """Remove the sequence at an index."""
+        self.sequences = self.sequences[:at] + self.sequences[at + 1 :]
+        self._bases -= self.members.pop(next(islice(self.members, at, None)))[1]
+
+    def context(self) -> int:
+        """Return the tokens with memory, of all sequences together."""
+        return self._bases + self.steps * len(self.members)
+
+    def allocations(self) -> list[Any]:
+        """Return the allocations of the sequences, in order."""
+        return [allocation for allocation, _ in self.members.values()]
+
+    def starts(self) -> list[int]:
+        """Return the position of each sequence's next token without memory."""
+        steps = self.steps
+        return [base + steps for _, base in self.members.values()]

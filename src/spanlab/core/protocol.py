@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
 
-from spanlab.core.plan import Need, ReusePlan
+from spanlab.core.plan import DecodeBatch, Need, ReusePlan
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.registry import one_of
 
 BeforeChange = Callable[[int], None]

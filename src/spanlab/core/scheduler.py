@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.plan import Allocation, RepairPass, ReusePlan, Work
+from spanlab.core.plan import Allocation, DecodeBatch, RepairPass, ReusePlan, Work
 from spanlab.core.protocol import BeforeChange, Policy, unnoticed
 from spanlab.core.request import UNLIMITED, Request
-from spanlab.core.step import DecodeBatch, ScheduledChunk, ScheduledSequence, ScheduledStep, chunk_of
+from spanlab.core.step import ScheduledChunk, ScheduledSequence, ScheduledStep, chunk_of
 
 # ------------------------------------------------------------------------------
 # The size of the chunk that one step computes of a sequence's work, under a budget of tokens.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise, zip_longest
-from typing import Any, NamedTuple, Protocol
+from itertools import pairwise, zip_longest
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,53 +166,6 @@ class ScheduledStep:
         """The step as plain numbers, equal for equal steps of any backend; drafts come last, where there are any."""
         chunks = tuple([chunk.key() for chunk in self.chunks])
         return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats, *self.drafts
-
-
-class DecodeBatch:
-    """Sequences that decode a token each in every step, in order of service; others join behind them, or leave.
-
-    `sequences`   a new list after each change, since steps keep it
-    `members`     by order of joining: allocation, and position of the next token without memory, less `steps`
-    `steps`       decode steps that have memory, since the batch began
-    `num_joined`  sequences that ever joined
-    """
-
-    __slots__ = ("_bases", "members", "num_joined", "sequences", "steps")
-
-    def __init__(self, sequences: Ordered[ScheduledSequence] = (), steps: int = 0) -> None:
-        """`steps` of the sequences' tokens have memory, although they are not computed yet."""
-        self.sequences: list[ScheduledSequence] = []
-        self.members: dict[int, tuple[Any, int]] = {}
-        self.num_joined = self.steps = self._bases = 0
-        self.join(sequences)
-        self.steps = steps
-
-    def join(self, sequences: Ordered[ScheduledSequence]) -> None:
-        """Add sequences at the end."""
-        self.sequences = [*self.sequences, *sequences]
-        for sequence in sequences:
-            base = sequence.prompt + sequence.generated - 1 - self.steps
-            self.members[self.num_joined] = sequence.allocation, base
-            self.num_joined += 1
-            self._bases += base
-
-    def leave(self, at: int) -> None:
-        """Remove the sequence at an index."""
-        self.sequences = self.sequences[:at] + self.sequences[at + 1 :]
-        self._bases -= self.members.pop(next(islice(self.members, at, None)))[1]
-
-    def context(self) -> int:
-        """Return the tokens with memory, of all sequences together."""
-        return self._bases + self.steps * len(self.members)
-
-    def allocations(self) -> list[Any]:
-        """Return the allocations of the sequences, in order."""
-        return [allocation for allocation, _ in self.members.values()]
-
-    def starts(self) -> list[int]:
-        """Return the position of each sequence's next token without memory."""
-        steps = self.steps
-        return [base + steps for _, base in self.members.values()]
 
 
 def chunk_of(sequence: ScheduledSequence, index: int, computed: int, take: int) -> ScheduledChunk:

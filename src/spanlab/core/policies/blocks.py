@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
+from spanlab.core.plan import DecodeBatch, Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
 from spanlab.core.policies.block_groups import (
     AttentionBlocks,
     BlockGroup,
@@ -41,7 +41,6 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.model_spec import BoundedReads
 
 # ------------------------------------------------------------------------------

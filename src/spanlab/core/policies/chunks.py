@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import Losses, Need, PrefillRange, ReusePlan, Work
+from spanlab.core.plan import DecodeBatch, Losses, Need, PrefillRange, ReusePlan, Work
 from spanlab.core.policies.block_groups import AttentionBlocks, Boundaries
 from spanlab.core.policies.block_pool import BlockRules, BlockStore, BlockTable, Digests, Source, blocks_of
 from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy
@@ -20,7 +20,6 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 
 
 class Chunks(AttentionBlocks):

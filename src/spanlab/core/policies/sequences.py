@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
+from spanlab.core.plan import DecodeBatch, Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.core.token_string import TokenString
 
 #: Losses of a request that was preempted: its first plan has them.

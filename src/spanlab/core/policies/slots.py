@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import Match, Need, PrefillRange
+from spanlab.core.plan import DecodeBatch, Match, Need, PrefillRange
 from spanlab.core.policies.sequences import (
     SequenceAllocation,
     SequenceMemory,
@@ -25,7 +25,6 @@ from spanlab.core.policies.sequences import (
     sequence_of,
 )
 from spanlab.core.request import Request
-from spanlab.core.step import DecodeBatch
 from spanlab.core.token_string import EMPTY, Tokens, TokenString
 
 #: A slot whose sequence would lose more than half of its tokens is copied to host memory first.

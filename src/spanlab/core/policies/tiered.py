@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from spanlab.core.eviction.orders import PathNames
-from spanlab.core.plan import Need, ReusePlan, TreeAllocation, combine_plans
+from spanlab.core.plan import DecodeBatch, Need, ReusePlan, TreeAllocation, combine_plans
 from spanlab.core.policies.block_pool import BlockKey, BlockStore, Prefix, Run, single_blocks
 from spanlab.core.policies.blocks import BlockAllocation, BlockPlan, BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store
 from spanlab.core.tiers import Key, Load, LoadNote, Tiers, overlapped
 from spanlab.core.tree import Node, State

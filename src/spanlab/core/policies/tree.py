@@ -13,6 +13,7 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.placement.rules import Placer, PrefillInfo
 from spanlab.core.plan import (
     CacheSpanPlan,
+    DecodeBatch,
     Losses,
     Match,
     Need,
@@ -27,7 +28,6 @@ from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import ReusedSpan
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store, recount
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import CacheSpan, Node, PrefixIndex, RootKey, State, repeats, without_tails

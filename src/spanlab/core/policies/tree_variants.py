@@ -10,11 +10,10 @@ from typing import NamedTuple
 from spanlab.core.admission import Admission, ComputedPrefix
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement.rules import Placer
-from spanlab.core.plan import CacheSpanPlan, ReusePlan, TreeAllocation, combine_plans
+from spanlab.core.plan import CacheSpanPlan, DecodeBatch, ReusePlan, TreeAllocation, combine_plans
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
-from spanlab.core.step import DecodeBatch
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import CacheSpan, Node, PrefixIndex, PrefixTree, RootKey, SharedIndex, State, root_name, whole
