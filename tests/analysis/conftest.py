@@ -1,7 +1,5 @@
 """A judge on loopback that sends the replies set by each test."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows of the table equal the single measures, and have None for values that were not measured."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Answers are compared by whole numbers, without articles and punctuation."""
 
-from __future__ import annotations
-
 import string
 
 import pytest

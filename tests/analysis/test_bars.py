@@ -1,7 +1,5 @@
 """Verdicts, and the expected prefix of random orders."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 
 import pytest

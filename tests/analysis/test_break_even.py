@@ -1,7 +1,5 @@
 """Which family suffices: prefix caching, cached order, or position-independent caching with or without repair."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

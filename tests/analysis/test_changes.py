@@ -1,7 +1,5 @@
 """Changes from one arm to another: who loses reuse, to which cause, and what it costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

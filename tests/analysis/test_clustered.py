@@ -1,7 +1,5 @@
 """Coverage of intervals of ratios over questions that share documents, and cases without bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

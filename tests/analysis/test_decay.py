@@ -1,7 +1,5 @@
 """Windows of a stream, and speedups and shares in them, by hand and by brute force."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

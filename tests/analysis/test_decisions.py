@@ -1,7 +1,5 @@
 """Ranks, regret and verdicts on made-up means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Differences of two runs: exact values, verdicts, and what cannot be paired."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Divergences against values by hand, SciPy, and the properties that any divergence has."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two one-sided tests against their closed form, and against machines of growing noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

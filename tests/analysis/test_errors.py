@@ -1,7 +1,5 @@
 """Errors and spreads on numbers that can be checked by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The best arm of each family, and whether the lead of the best family is shown."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Prices fitted to synthetic steps: known prices are found, also with noise and with kinds of work that never occur."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Intervals and McNemar's test against printed values and SciPy."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A judge's verdict is parsed strictly; every failure leaves the case unjudged, with one sentence and a count."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

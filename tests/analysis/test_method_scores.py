@@ -1,7 +1,5 @@
 """Entries of methods by hand: benefit kept, changes that are shown, the floor, pairs and buckets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Value of perfect eviction on synthetic arms, and its table and figure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

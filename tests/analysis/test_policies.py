@@ -1,7 +1,5 @@
 """The best rule of each family, and its lead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

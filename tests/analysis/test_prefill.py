@@ -1,7 +1,5 @@
 """Prefills by label: pairs, ratios, quartiles, and the goal for captures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Metrics of serving against a plain count over stored token times, request by request."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """The Python API: the same runs as the command line, nothing printed, mistakes as ValueError."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

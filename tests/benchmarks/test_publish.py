@@ -1,7 +1,5 @@
 """Publishing: copied runs, filled pages, and refusal of runs without a commit."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

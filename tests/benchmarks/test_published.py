@@ -1,7 +1,5 @@
 """Published results can be reproduced: commands compose, schemas are present, commits are clean, pages have marks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import fields

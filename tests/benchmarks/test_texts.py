@@ -1,7 +1,5 @@
 """Published sentences follow from the rows of a sweep, and name where a comparison holds."""
 
-from __future__ import annotations
-
 import json
 
 import limit_texts

@@ -1,7 +1,5 @@
 """The console script, in this process or in a new one, and toy inputs for it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Answers of the command line without a run, and errors for words that set nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every entry composes, builds its objects and runs at toy size."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The entry `export` writes a workload whose arrivals are those of a study."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The faces that Hydra gives the script: help, the resolved config, sweeps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

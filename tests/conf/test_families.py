@@ -1,7 +1,5 @@
 """Families of arms are named for one analysis, and of arms that there are."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.cli import compose

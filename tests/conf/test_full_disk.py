@@ -1,7 +1,5 @@
 """A disk that fills up while records are written: one sentence, and the old results stay."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

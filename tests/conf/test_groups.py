@@ -1,7 +1,5 @@
 """Every file of every group can be chosen, and becomes objects that serve requests."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hostile settings end with one sentence: every optional section, and random keys with random values."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """One dataclass per kind: composition, values of other kinds, earlier forms, and mistakes of plugins."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Callable

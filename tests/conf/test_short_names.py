@@ -1,7 +1,5 @@
 """Short names of a study's keys: each sets its full key, errors and comparisons have them, files do not."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

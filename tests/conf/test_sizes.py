@@ -1,7 +1,5 @@
 """Studies of the engine: a device and a size are chosen apart, and the simulator runs the very same study."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Which points of the grid of position-independent methods are refused, and that the others can be built."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """A mistake ends with one sentence that names the key or file and what was expected; earlier results stay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients that put random operations on a policy, and a sequential oracle that repeats a recorded history."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
 from typing import Any

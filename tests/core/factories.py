@@ -4,8 +4,6 @@ Byte sizes are toys: a KV token weighs `KV`, a state `STATE`, the map of a span 
 `WORKING_MAP` while it is computed, so that budgets can be counted by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 `serve` returns whether an entry is stored, and stores it otherwise.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 
 from .factories import KV

@@ -1,7 +1,5 @@
 """Loops over a scheduler without a clock: requests are served to the ends of their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from hypothesis import strategies as st

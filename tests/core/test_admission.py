@@ -1,7 +1,5 @@
 """Tokens that admission rules keep, on a policy that serves one prompt at a time."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts

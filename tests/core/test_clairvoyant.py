@@ -1,7 +1,5 @@
 """The clairvoyant placement, against other placements and by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Many requests in flight, and many threads: every history equals a sequential one, and every lock is given back."""
 
-from __future__ import annotations
-
 import os
 import sys
 from itertools import count

@@ -1,7 +1,5 @@
 """What reuse saves: costs add up along a prompt, and every rule of an arm counts the one that the arm names."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

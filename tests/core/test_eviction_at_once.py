@@ -1,7 +1,5 @@
 """Evicting bytes at once or step by step takes the same entries, so steps can be jumped."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

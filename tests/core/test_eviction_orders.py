@@ -1,7 +1,5 @@
 """Eviction orders against their published algorithms, on entries of one block without common prefixes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Eviction orders on trees with split edges: their entries are those of the tree, and none beats Belady."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Stored KV after evicted KV occurs in a pool of chunks, but never in a pool of blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 

@@ -1,7 +1,5 @@
 """Who finds what: tenants share nothing, and equal digests of different tokens are a miss."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Stored repairs: tokens that are repaired again, and bytes of stored repairs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

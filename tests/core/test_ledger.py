@@ -1,7 +1,5 @@
 """The ledger names causes and decides nothing; looking leaves no trace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Placements without a published source: budget split and planner chain against enumeration, cues by hand."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import numpy as np

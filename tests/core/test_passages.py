@@ -1,7 +1,5 @@
 """Passages in the order of the cache, against all orders; and the views of a prompt."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A step that preempted admits no request, even if the freed memory would suffice (vLLM's rule)."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

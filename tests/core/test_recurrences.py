@@ -1,7 +1,5 @@
 """Operations of each recurrence, counted while it runs on small states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

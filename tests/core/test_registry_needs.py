@@ -1,7 +1,5 @@
 """Inputs that a registered name needs are declared where it is registered."""
 
-from __future__ import annotations
-
 from spanlab.registry import Registry, file_of
 
 

@@ -1,7 +1,5 @@
 """The order `reuse_value`: rates of reuse against a simulation and a fine grid, evictions against LRU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Admission at the second touch, against a brute force over all earlier prompts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

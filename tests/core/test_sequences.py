@@ -1,7 +1,5 @@
 """Caches of whole sequences: rules case by case, and random operations with a recount after each."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

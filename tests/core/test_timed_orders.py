@@ -1,7 +1,5 @@
 """Orders that depend on time, against list versions of their rules on trees with blocks of one token."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

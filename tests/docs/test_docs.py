@@ -1,7 +1,5 @@
 """The pages are true of the code: commands compose, examples run, links and figures exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

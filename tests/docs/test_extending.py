@@ -1,7 +1,5 @@
 """The files of docs/extending.md, as plugins of studies."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The page about Python is what its code prints."""
 
-from __future__ import annotations
-
 import io
 import re
 from contextlib import redirect_stdout

@@ -5,8 +5,6 @@ A and B follow from it token by token in float64. Where first tokens are repaire
 are those of the tokens behind them. None of the engine's code takes part.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

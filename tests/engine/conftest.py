@@ -1,7 +1,5 @@
 """Models that the engine's tests share: random ones, made once, and a small trained one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

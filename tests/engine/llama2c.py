@@ -1,7 +1,5 @@
 """Reader of llama2.c's checkpoints (version 0): trained models small enough for tests."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

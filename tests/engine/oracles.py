@@ -1,7 +1,5 @@
 """What must come out of a reuse method: dense forwards with no cache and none of the engine in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache

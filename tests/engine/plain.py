@@ -3,8 +3,6 @@
 Nothing is packed, paged or cached; every prompt stands as one row of positions, and its keys and values as one bank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A span's affine map, compared with the scan over all spans."""
 
-from __future__ import annotations
-
 import math
 from functools import partial, reduce
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """APE (M7): spans at one place, behind the opening text, with attention to them re-weighted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

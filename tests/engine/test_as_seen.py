@@ -1,7 +1,5 @@
 """Owners of reused KV: spans as first seen, clean spans, and spans of other tenants."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

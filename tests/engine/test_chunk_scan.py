@@ -1,7 +1,5 @@
 """A scan of many sequences, in chunks or by kernels, is the recurrence, token by token, of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 

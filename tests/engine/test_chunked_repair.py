@@ -1,7 +1,5 @@
 """Text between spans and repairs cut by the token budget: the logits of the uncut pass, whatever the chunks."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Controls: old positions (M2), and repairs of the same size that choose badly (M8)."""
 
-from __future__ import annotations
-
 import pytest
 
 from .factories import APART, arm, document, make_request, make_small, permutations, questions, run, text

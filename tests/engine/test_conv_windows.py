@@ -1,7 +1,5 @@
 """One convolution over packed rows equals separate convolutions of every sequence with its earlier inputs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

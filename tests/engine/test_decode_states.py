@@ -1,7 +1,5 @@
 """A hybrid resumes from states captured during decoding and at chunk ends with the results of a full computation."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

@@ -1,7 +1,5 @@
 """The chooser of a measured repair, fed with made-up deviations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 What may wait for the device is listed here, with its reason; everything else that does fails.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress

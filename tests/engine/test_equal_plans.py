@@ -1,7 +1,5 @@
 """One trace, two backends: simulator and engine make the same plans at the same times, and leave the same records."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every method on a CUDA device, by Triton, against the same run on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

@@ -1,7 +1,5 @@
 """Decoding in padded batches equals plain decoding, and can be captured once and replayed."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext

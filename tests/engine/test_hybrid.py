@@ -1,7 +1,5 @@
 """A hybrid resumes from stored states with the results of a full computation, for any chunks, packing and eviction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

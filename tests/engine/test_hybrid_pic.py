@@ -1,7 +1,5 @@
 """Spans of hybrids, reused in any order through maps of the state, are a dense run of spans computed alone."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

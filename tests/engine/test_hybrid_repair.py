@@ -1,7 +1,5 @@
 """Spans of hybrids with recomputed first tokens: in full view in both kinds of layers, followed by a map."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

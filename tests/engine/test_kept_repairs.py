@@ -1,7 +1,5 @@
 """Kept repairs on the engine: the logits of new repairs, in the counted pages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """Where cache spans count as standing, and what stored keys are rotated by."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

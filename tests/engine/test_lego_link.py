@@ -1,7 +1,5 @@
 """LegoLink-k (M5): the first tokens of every span computed twice, checked with every token standing twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..support.products import every_pair

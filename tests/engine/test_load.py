@@ -1,7 +1,5 @@
 """A model that can be had is had the same each time; one that cannot is one clear sentence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every arm of conf/arms/methods.yaml against dense forwards, behind a prompt that left its documents elsewhere."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Our forward equals the model's, for every rotation of queries and keys and every packing of rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Repair of the tokens that attend most to the text before their span, against float64 attention weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

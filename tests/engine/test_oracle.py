@@ -1,7 +1,5 @@
 """The oracle: its masks against a manual count, its spans against each span computed alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

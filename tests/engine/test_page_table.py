@@ -1,7 +1,5 @@
 """Lists of page ids in one table: device and host have equal lists while lists grow and end."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Which chunks of a step run together, and which wait for a copy."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

@@ -1,7 +1,5 @@
 """Position-independent caching without repair (M3) is a dense forward under the block mask (M4), in any order."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

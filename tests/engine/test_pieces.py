@@ -1,7 +1,5 @@
 """Forwards in pieces equal plain ones: pieces read and write fixed addresses, and nothing runs at a capture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Allocation, writes, copies and checksums of pages."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Full recompute and prefix caches: M0, M1, M1r."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

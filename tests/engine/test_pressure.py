@@ -1,7 +1,5 @@
 """Tight memory: with every arm, preempted, evicted and chunked requests have the exact outputs."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

@@ -1,7 +1,5 @@
 """Repair of the tokens that the query attends to most (M10), against transformers' own attention weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Recurrent layers run once over the rows of a batch, for all sequences and captures."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 
 import pytest

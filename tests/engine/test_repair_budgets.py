@@ -1,7 +1,5 @@
 """Measured repairs at both ends of their budget: all tokens of spans are full recompute, none are plain reuse."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

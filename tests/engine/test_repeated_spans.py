@@ -1,7 +1,5 @@
 """One document twice in a prompt: read from one set of pages at two places, by every method, against its oracle."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.core.admission import BatchRules

@@ -1,7 +1,5 @@
 """A scan of one row of each sequence, in plain torch or by a kernel, is a token of the recurrence of each."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Drawn tokens: greedy, by their probabilities, independent of the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy.stats import chisquare

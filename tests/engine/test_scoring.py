@@ -1,7 +1,5 @@
 """Scores of known answers: equal to a dense forward for every method, and all tokens of an answer in one step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

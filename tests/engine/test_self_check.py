@@ -1,7 +1,5 @@
 """The self-check finds structural faults in every precision, and accepts rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Serving: outputs, logs, step times and error messages."""
 
-from __future__ import annotations
-
 import time
 from copy import deepcopy
 from dataclasses import replace

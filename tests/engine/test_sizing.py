@@ -1,7 +1,5 @@
 """Pages for a run: never too few, refused where one request could not be served at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

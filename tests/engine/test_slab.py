@@ -1,7 +1,5 @@
 """States that run lie side by side, however many there are; stored ones do not lie among them."""
 
-from __future__ import annotations
-
 from spanlab.engine.slots import PADDING_ROW
 
 from .test_recurrence import KINDS, begin, pool_of

@@ -1,7 +1,5 @@
 """Logits that are no finite numbers are found, and finite ones are never taken for them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What spans cannot be reused in exactly is refused, layer by layer, with the reason."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig

@@ -1,7 +1,5 @@
 """Trained weights give their trained outputs with our attention."""
 
-from __future__ import annotations
-
 import torch
 
 from spanlab.engine.model import SpanModel

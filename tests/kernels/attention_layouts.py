@@ -1,7 +1,5 @@
 """Prompts over stored documents, their storage in each form, and a dense reference without pages."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ CALLS are Python statements that call launchers on CPU tensors. Each launch is s
 on the device, but not run. Prints one JSON list of [kernel, bytes of shared memory] per capability, one item a launch.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

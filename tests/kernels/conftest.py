@@ -1,7 +1,5 @@
 """The kernels under Triton's interpreter, or compiled if the run selects GPU tests and there is a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A scan in chunks by the kernel is the gated delta rule, token by token, in float64."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 
 import pytest

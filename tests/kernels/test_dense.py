@@ -1,7 +1,5 @@
 """Libraries for a prefill over contiguous keys: each is called as documented, and agrees with torch."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys

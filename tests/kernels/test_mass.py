@@ -1,7 +1,5 @@
 """The attention mass of a key equals dense attention over values that are 1 for this key and 0 for others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

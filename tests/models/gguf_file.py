@@ -1,7 +1,5 @@
 """A small Llama with a tokenizer, as a GGUF file and as the transformers model that it was made from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

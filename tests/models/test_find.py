@@ -1,7 +1,5 @@
 """A model is found by a name of conf/model, by a file, by a folder, or in the cache of the hub's client."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A packaged model is verified against its pinned checksum, and converted to a folder once."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sizes from the keys of a config.json; an error names a key that is missing or unsupported."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.model_config import OPTIONAL as OPTIONAL_KEYS

@@ -1,7 +1,5 @@
 """Sizes equal those of transformers: parameters of its modules, bytes of its caches, keys of its files."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exhaustive search over all cache contents, for traces of a few units."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Offline bounds against exhaustive search, closed forms and hand-made traces."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

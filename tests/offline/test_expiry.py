@@ -1,7 +1,5 @@
 """Caches whose entries expire find what a list of entries with their times finds, request by request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

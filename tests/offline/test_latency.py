@@ -1,7 +1,5 @@
 """The bound on the mean TTFT against all choices of reuses, and closed forms."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A replay decides as the policies do without concurrency; stack distances equal an LRU list at every size."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 

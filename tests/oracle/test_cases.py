@@ -1,7 +1,5 @@
 """Cases of a schedule comparison that make no sense name the key, what it is and what was expected."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ nothing is evicted: a prefix's first prompt computes it, and with junctions the 
 take the rest. `vllm_0_32_junctions.json` holds what vLLM 0.32.0 reused, with and without them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 `oracle` runs it again over cases that nobody has seen.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Each preset on an example worked by hand from its published description; one byte for a token."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

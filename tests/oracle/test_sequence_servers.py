@@ -4,8 +4,6 @@ The stored files hold what llama-server (llama.cpp at 0c1e57098) and mistral.rs 
 `sequence_prompts`, with SmolLM2-135M on a CPU. The order of beginnings and ends is the servers' own.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

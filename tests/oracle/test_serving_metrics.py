@@ -4,8 +4,6 @@
 it again over cases that nobody has seen.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 `vllm_0_32_blocks.json` holds vLLM's answers for the hybrids of `conf/model`; the marker `oracle` asks again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `vllm_layouts.json` has what vLLM 0.33.0 printed; the marker `oracle` asks it again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 again, with its manager over our policies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

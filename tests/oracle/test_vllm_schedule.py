@@ -4,8 +4,6 @@
 `oracle` runs it again over cases that nobody has seen (`SPANLAB_ORACLE_SEEDS=first,stop`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

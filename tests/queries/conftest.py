@@ -1,7 +1,5 @@
 """Variants of the built-in tokenizer for the query tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

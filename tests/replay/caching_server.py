@@ -19,8 +19,6 @@ resumed            positions after a preemption are one too large
 unverified         drafts are accepted as they are
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

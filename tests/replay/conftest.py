@@ -1,7 +1,5 @@
 """A test server in a separate process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

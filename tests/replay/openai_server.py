@@ -7,8 +7,6 @@ after the first chunk, again and again); pause_s (before each chunk); encoding (
 errors, where {key} is the key of the request).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

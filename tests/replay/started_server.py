@@ -4,8 +4,6 @@ Words: ends_before (exit at once), ends_at=N (exit at the N-th request), stays (
 says_goodbye (at SIGTERM).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The entry `conformance` on a running server: a right one passes, and each fault is found by its property."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

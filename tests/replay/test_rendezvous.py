@@ -1,7 +1,5 @@
 """A server, the simulator and our engine on one workload: reused tokens, request by request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

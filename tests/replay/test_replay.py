@@ -1,7 +1,5 @@
 """Replay of a workload against a real server, and the results of the run."""
 
-from __future__ import annotations
-
 import re
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Studies for the report tests, built once per session."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

@@ -1,7 +1,5 @@
 """Synthetic studies with the shape of real ones: documents with many questions each, under a byte budget."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from typing import Any
 

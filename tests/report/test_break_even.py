@@ -1,7 +1,5 @@
 """The map of the analysis break_even: a colour and two gains per point."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from matplotlib.colors import to_hex

@@ -1,7 +1,5 @@
 """All renderings of a table show the same cells."""
 
-from __future__ import annotations
-
 import csv
 import io
 from html.parser import HTMLParser

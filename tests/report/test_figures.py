@@ -1,7 +1,5 @@
 """Every figure is drawn for every study, with units and with the numbers of the summary."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import replace

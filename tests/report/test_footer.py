@@ -1,7 +1,5 @@
 """A long footer makes a figure taller and does not overlap its axes."""
 
-from __future__ import annotations
-
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 

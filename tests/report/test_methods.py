@@ -1,7 +1,5 @@
 """The table and figures of methods: visible columns, hidden columns, and figures without data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """report.html contains tables, figures, settings and provenance in one file, without external resources."""
 
-from __future__ import annotations
-
 import base64
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """Tables and figure of the analysis policies."""
 
-from __future__ import annotations
-
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 

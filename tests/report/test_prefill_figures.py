@@ -1,7 +1,5 @@
 """Figures of prefills, from entries of one point or of many; without data, no figure."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.analyses import prefill

@@ -1,7 +1,5 @@
 """Studies with prefix lookup and with lookup of spans anywhere: bounds, table and figures separate both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

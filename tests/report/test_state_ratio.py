@@ -1,7 +1,5 @@
 """Curves, table and figure of the analysis state_ratio."""
 
-from __future__ import annotations
-
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from spanlab.analyses.state_ratio import RATIO, draw_ratios, ratio_curves, ratios_table

@@ -1,7 +1,5 @@
 """The tables of losses and loads show the numbers of the summary."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.analyses.summary import load_table, losses_table, study_tables

@@ -1,7 +1,5 @@
 """The figure and table of a sweep show the numbers of the rows; labels do not overlap."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

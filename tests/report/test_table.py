@@ -1,7 +1,5 @@
 """The table has every arm once, with the summary's numbers, at any width."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.analyses.summary import arms_table

@@ -1,7 +1,5 @@
 """Figures are written atomically, under stable names, with the same bytes each time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """Runs of the simulator that several tests make, and what they hold of the jobs served."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Calibrated timing: prices times counts, to the nanosecond; profiles that come back as they went, or are refused."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 

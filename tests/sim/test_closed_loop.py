@@ -1,7 +1,5 @@
 """Closed loops: arrivals at the moments when others finish."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Known errors of other simulators: hits that cost work, and preemptions that gain throughput."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiny served runs against the optimum by exhaustive search, which the offline bound must not fall below."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counted work of a step beyond its tokens: forwards, runs of keys, scans; by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spanlab.build import SPAN_READS

@@ -1,7 +1,5 @@
 """Served runs against their offline bounds: random small runs, and every arm of small studies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

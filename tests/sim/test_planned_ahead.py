@@ -1,7 +1,5 @@
 """Steps planned ahead: jumping equal decode steps gives the records of single steps."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Served prompts behind preambles reuse what brute force finds: a prefix in a tree, documents anywhere with PIC."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.build import build_policy, build_timing, build_workload

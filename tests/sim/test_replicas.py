@@ -1,7 +1,5 @@
 """Several engines behind one router: assignment of requests, queues with known answers, conservation."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter, defaultdict, deque

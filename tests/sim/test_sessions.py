@@ -1,7 +1,5 @@
 """Requests that wait for others: turns of sessions after think times, joins of agents, closed queues."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

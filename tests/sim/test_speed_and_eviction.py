@@ -6,8 +6,6 @@ request 2 arrives; slower, it still holds its KV and its working state, and the 
 make room. Requests 25, 23, 6 and 29 then find less. With 64 MiB both speeds reuse the same 33,024 tokens.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spanlab.core import placement

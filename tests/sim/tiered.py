@@ -3,8 +3,6 @@
 A block has four tokens and as many bytes, one byte a token. A computed token costs a microsecond.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

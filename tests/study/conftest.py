@@ -1,7 +1,5 @@
 """Small studies, run in this or in a new process, and their files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The analysis `explain` of logs made of bodies."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

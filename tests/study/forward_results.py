@@ -1,7 +1,5 @@
 """Results of `vllm bench forward` for a device with known rates, as vLLM 0.33 writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

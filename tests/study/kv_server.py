@@ -1,7 +1,5 @@
 """A small server for tests: publishes given KV events by ZeroMQ, repeats them, and answers /metrics, on loopback."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any

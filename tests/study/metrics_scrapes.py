@@ -1,7 +1,5 @@
 """Scrapes of `/metrics` of a simulated server, as vLLM writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Breaks of a log: their groups, mends that are tried on the log, and the mended log that is read again."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

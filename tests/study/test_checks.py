@@ -1,7 +1,5 @@
 """Refused before a study runs: missing packages, and stores without room."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 

@@ -1,7 +1,5 @@
 """The entry `compare`: finished runs side by side, in a new folder."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

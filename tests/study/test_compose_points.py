@@ -1,7 +1,5 @@
 """Points of a sweep equal the command line's composition, cached or not."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import hydra

@@ -1,7 +1,5 @@
 """The entry `conformance`: built-in models pass, and a model that is broken on purpose fails."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A drafter with separate keys and values: its share of a store, and the remaining reuse of its arms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What drafts cost the cache: hits that recompute, throughput over seeds, and the points of a sweep as ways out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

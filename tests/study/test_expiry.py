@@ -1,7 +1,5 @@
 """Caches of providers in `explain`: the time to live that a log shows, and hit rates beside other caches."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The analysis `explain`: known bounds, fields of the summary, order of fixes, and messages of rejected settings."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The entry `first_light`: stages run in order, failures are named, finished stages are kept, and a folder remains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

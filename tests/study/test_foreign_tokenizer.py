@@ -1,7 +1,5 @@
 """A tokenizer of another model is reported in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

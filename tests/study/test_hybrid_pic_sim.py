@@ -1,7 +1,5 @@
 """Shuffled passages on a small hybrid model: spans are found where prefixes are not, under one budget."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A token counts as evicted only if it was evicted: in every arm, with and without limits of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

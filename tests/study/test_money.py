@@ -1,7 +1,5 @@
 """Prices in `explain`: what a log cost by the provider's counts, and what caches and fixes would have cost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

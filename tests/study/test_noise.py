@@ -1,7 +1,5 @@
 """Noise of a machine: exact numbers, limits, and withheld numbers of a noisy study."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -3,8 +3,6 @@
 No server of others runs here: `mistralrs` is a module of this test, which reuses common prefixes.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import socket

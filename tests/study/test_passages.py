@@ -1,7 +1,5 @@
 """Arms that choose passages, at toy size: records and bounds of the served prompts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The order of passages at toy size: figure and summaries agree with the records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

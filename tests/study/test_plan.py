@@ -1,7 +1,5 @@
 """The analysis `plan`: closed forms of queues, memory thresholds known by hand, and reasons where nothing helps."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime, timedelta

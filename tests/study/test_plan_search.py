@@ -1,7 +1,5 @@
 """The search of a plan by itself: borders on a grid, reversals, shaken arrivals, errors of one long run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

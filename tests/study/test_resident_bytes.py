@@ -1,7 +1,5 @@
 """Resident bytes over time do not depend on whether equal decode steps pass as one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

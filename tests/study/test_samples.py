@@ -1,7 +1,5 @@
 """Rates, arms and popularity: all compared arms get the same draws."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """QuALITY's committed shape and its real text lead to the same decisions, arm by arm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

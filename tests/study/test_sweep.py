@@ -1,7 +1,5 @@
 """A sweep: points are ordinary runs, equal ones run once, and one that fails stops no other."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

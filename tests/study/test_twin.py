@@ -1,7 +1,5 @@
 """The analysis `twin`: recovery of known rates, caveats of unidentified ones, and prediction of real logs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The twin of a run with prompts: recovery of known rates from requests with hits, and predictions of other runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Further sources of the twin's timings: forwards of exact batches, and sums that a server reports."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The entry `watch`: events in both forms, lost and repeated messages, counters, and how a watch ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

@@ -1,7 +1,5 @@
 """Logs of servers with known rates, made by the simulator."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The loop of the server is separate from that of the simulator, which the twin us
 the timing model are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Requirements of every drawn figure, and facts of every point of a sweep."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,7 +1,5 @@
 """Files that tests read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hostile settings: keys of a schema with invalid values, and a process for each, with a time limit."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,7 +1,5 @@
 """A toy model whose sizes can be counted by hand."""
 
-from __future__ import annotations
-
 from spanlab.model_spec import ModelSpec
 
 

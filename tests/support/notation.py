@@ -1,7 +1,5 @@
 """Queries for tests: from text and back, in both notations."""
 
-from __future__ import annotations
-
 import json
 
 from spanlab.queries.query import Message, Query, parse_sexpr, query_of, with_a_message

@@ -1,7 +1,5 @@
 """Tree policies for tests."""
 
-from __future__ import annotations
-
 from spanlab.core.eviction import EvictionRules
 from spanlab.core.placement import Placer, no_states
 from spanlab.core.policies.tree import TreePolicy

@@ -1,7 +1,5 @@
 """Products of parameters of which the default tests run a few cases and `-m slow` the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Closed forms that a queueing simulator must meet."""
 
-from __future__ import annotations
-
 
 def erlang_c(servers: int, offered: float) -> float:
     """Probability that an arrival to M/M/c waits; `offered` is λ · E[S] in erlangs, below `servers`.

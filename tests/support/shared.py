@@ -1,7 +1,5 @@
 """Texts, traces and models that lie beside some checkouts and are no part of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

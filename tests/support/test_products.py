@@ -1,7 +1,5 @@
 """Thinned products keep all cases, and the quick ones have every value or every pair of values."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import pytest

@@ -1,7 +1,5 @@
 """Toy tokenizers for toy texts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

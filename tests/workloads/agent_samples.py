@@ -1,7 +1,5 @@
 """Lines of sessions of coding agents, as Claude Code and Codex write them, with invented contents."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests to Gemini and Bedrock, and exports of gateways, with invented contents."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Toy tokenizers and toy sources that the workload tests share."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

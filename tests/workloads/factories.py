@@ -1,7 +1,5 @@
 """Factories of workloads from settings, and what two of them have in common."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Two requests in every log format; they share the first 32 of 40 and 48 tokens if the format has ids."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

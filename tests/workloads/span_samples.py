@@ -1,7 +1,5 @@
 """Spans of calls of models, as OpenTelemetry, Langfuse and LiteLLM write them, with invented contents."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Alias chains have one answer that needs both documents, and no digits that match by chance."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

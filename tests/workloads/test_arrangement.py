@@ -1,7 +1,5 @@
 """Prompts with several documents or with the question first: the position of every token."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

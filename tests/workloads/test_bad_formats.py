@@ -1,7 +1,5 @@
 """Every format: a line that ends early, fields of later versions, counts that are missing, and repeated lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

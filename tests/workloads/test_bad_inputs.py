@@ -1,7 +1,5 @@
 """Missing and invalid inputs raise an error of one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

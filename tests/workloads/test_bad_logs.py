@@ -1,7 +1,5 @@
 """Errors in server logs name line and field, and lines that cannot be read may be skipped."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

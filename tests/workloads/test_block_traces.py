@@ -1,7 +1,5 @@
 """Traces of hashed blocks: Tair KVCache and vllm-vcr, with their lengths, times and hits of keys."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of requests: parts that become tokens, their order, and parts that are counted as left out."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Classes of breaks: real-looking prompts of each class, and prompts that only look like one."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Trees of calls: which call waited for which, the waits between them, and their replay as sessions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

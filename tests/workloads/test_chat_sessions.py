@@ -1,7 +1,5 @@
 """Synthetic conversations, and think times from agent logs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import groupby, pairwise
 

@@ -1,7 +1,5 @@
 """Sessions of Claude Code: each call once, with the history before it and the provider's own counts."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

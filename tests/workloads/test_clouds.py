@@ -1,7 +1,5 @@
 """Requests to Gemini and Bedrock: their prompts as those of other interfaces, with the counts of the provider."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rollout files of Codex: each call once, with its history and the provider's counts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

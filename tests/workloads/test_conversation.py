@@ -1,7 +1,5 @@
 """Conversations of the Mooncake trace: shared prefixes and conversation numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

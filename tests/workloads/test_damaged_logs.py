@@ -3,8 +3,6 @@
 SPANLAB_SEED=N tries other ones.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

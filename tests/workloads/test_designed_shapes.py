@@ -1,7 +1,5 @@
 """Designed shapes cover their ranges and depend on the seed only."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exports of Langfuse and LiteLLM: one request per call, with the counts of the provider."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """KV events of a server are read as prompts; damaged captures and blocks that cannot be are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

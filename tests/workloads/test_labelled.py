@@ -1,7 +1,5 @@
 """Workloads for measurements: shared tokens and labels of their requests."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A log is the same however its prompts repeat each other: columns store only where they differ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Requests of different models, adapters, salts, ranks and media share nothing; turns continue their session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Logs come as files, compressed files, pipes and JSON documents; all read alike."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

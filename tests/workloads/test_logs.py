@@ -1,7 +1,5 @@
 """Server logs are recognised by content and read line by line."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Novel requests of the workload rag, and their arrival stream."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

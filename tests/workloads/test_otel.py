@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry: one request per call of a model, in the attributes of several conventions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Preambles have exact shares and lengths, and leave the rest of a prompt unchanged."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Preambles of text: a separate turn of the exact length, different for each tenant and user."""
 
-from __future__ import annotations
-
 import pytest
 
 from spanlab.workloads.preamble import CountedPreambles, NoPreamble, Preamble, PreambleText

@@ -1,7 +1,5 @@
 """Exports of Helicone, Portkey and OpenRouter: one request per call, with the counts of the provider."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

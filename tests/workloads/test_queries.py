@@ -1,7 +1,5 @@
 """Files of structured queries: parsing, exact reuse, and the error for each invalid input."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

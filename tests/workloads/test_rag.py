@@ -1,7 +1,5 @@
 """RAG requests: real passages and questions, modelled retrieval."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """RAGPulse trace: contents and arrival times; tests/study counts what can be reused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

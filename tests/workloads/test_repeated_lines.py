@@ -1,7 +1,5 @@
 """Lines that repeat messages: the same values as of a whole line, of objects that lines share."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of benchmarks, captures and answers: lengths, times and the counts of servers; texts with rates alone."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

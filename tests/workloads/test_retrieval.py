@@ -1,7 +1,5 @@
 """The modelled retriever draws by its formulas."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

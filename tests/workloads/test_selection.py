@@ -1,7 +1,5 @@
 """Selection and length limits: the same rules for text and shape, with counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Written sessions read back as the same sessions; what a format cannot express is counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of the two RAG workloads."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A shape preserves everything that policies depend on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

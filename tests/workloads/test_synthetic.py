@@ -1,7 +1,5 @@
 """Synthetic prompts share exactly the drawn overlap."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A text is tokenised once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

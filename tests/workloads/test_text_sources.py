@@ -1,7 +1,5 @@
 """Text sources yield prompts without answers, and missing inputs raise an error of one sentence."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

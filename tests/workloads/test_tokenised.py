@@ -1,7 +1,5 @@
 """A table of token ids is read as one request per row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Trajectories and ShareGPT: each answer of a model is a request with the messages before it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Written workloads read back as the requests that they were written from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

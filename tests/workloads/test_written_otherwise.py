@@ -1,7 +1,5 @@
 """Every format of JSON lines, as other programs write the same lines: they read alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

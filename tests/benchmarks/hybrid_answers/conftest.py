@@ -1,7 +1,5 @@
 """A small probe of random weights, and documents with questions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Arms of the comparison, and their scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Documents encoded apart with a halo, a separator or a repair, compared with the full view."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hybrid_answers import state_errors

@@ -1,7 +1,5 @@
 """Memory of documents that were encoded apart, compared with forwards without a cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from probe_model import encode_apart, forward_logits, mixers, question_logits, recorded_maps

@@ -1,7 +1,5 @@
 """The entries `train_probe` and `hybrid_answers`: weights, tables, figures and report of a run."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

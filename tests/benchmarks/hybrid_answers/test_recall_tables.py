@@ -1,7 +1,5 @@
 """Tables of the probe."""
 
-from __future__ import annotations
-
 from probe_report import Score, answers_table
 
 from spanlab.report.table import csv_text

@@ -1,7 +1,5 @@
 """Recoveries of a state after a gap, compared with the exact forward of all layers; compressed states."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from probe_model import Memory, extend_memory, new_probe, question_logits

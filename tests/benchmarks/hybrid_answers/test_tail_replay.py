@@ -1,7 +1,5 @@
 """The entry `tail_replay`: tables of random and of given weights."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

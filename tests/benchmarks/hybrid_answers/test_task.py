@@ -1,7 +1,5 @@
 """Sequences of the recall task, compared with a simple parser of their tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from probe_model import DOCUMENT, QUESTION, Batch, Shape, draw

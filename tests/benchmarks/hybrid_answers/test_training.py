@@ -1,7 +1,5 @@
 """Training of the probe: initial weights, memory kinds of a step, learning."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

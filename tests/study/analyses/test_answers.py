@@ -1,7 +1,5 @@
 """The analysis `answers`: teacher forcing over the baseline's tokens, divergence, and accuracy of trained weights."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The analysis `bars` on small studies: each bar can be met and missed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

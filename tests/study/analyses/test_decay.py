@@ -1,7 +1,5 @@
 """The entry pic_decay at toy size."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The analysis `methods`: scored gold answers of a study, its files and figures, and rejected settings."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

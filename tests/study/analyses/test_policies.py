@@ -1,7 +1,5 @@
 """The analysis policies of a small study, and of points of a sweep."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

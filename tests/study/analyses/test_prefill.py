@@ -1,7 +1,5 @@
 """The analysis `prefill` of an engine study: reuse of cold requests, parts and bounds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Studies of several replicas: their files, and the results of the analysis."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

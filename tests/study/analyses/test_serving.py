@@ -1,7 +1,5 @@
 """The analysis `serving` of simulated runs: gaps between tokens, intervals, and caveats without gaps."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import pairwise

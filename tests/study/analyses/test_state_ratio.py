@@ -1,7 +1,5 @@
 """Memory in two pools by their ratio, and the summary of the analysis."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A toy study that is run, resumed and replaced under one name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arms that alternate: turns at idle times, and results that are equal to those of arms that run one after another."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partialmethod
 from pathlib import Path

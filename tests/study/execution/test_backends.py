@@ -1,7 +1,5 @@
 """Effects of a backend on the process that runs it."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

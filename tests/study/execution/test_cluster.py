@@ -1,7 +1,5 @@
 """A study on a real Dask scheduler with two workers: the bytes of a local run, and the sentences of its failures."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

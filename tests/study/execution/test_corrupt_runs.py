@@ -1,7 +1,5 @@
 """Files damaged by a crash or a full disk are named and computed again."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from pathlib import Path

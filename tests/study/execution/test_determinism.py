@@ -1,7 +1,5 @@
 """The same settings give the same bytes for every executor."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

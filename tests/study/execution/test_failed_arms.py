@@ -1,7 +1,5 @@
 """An arm that runs out of memory is marked, the others run on, and a resumed study tries it again."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

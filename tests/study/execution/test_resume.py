@@ -1,7 +1,5 @@
 """A killed study loses nothing that was finished, and its continuation equals the uninterrupted run."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Engine studies interleave arms, with the baseline twice in each round, after a warm-up without records or cache."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """A study on the engine reports the simulator's error, and first makes a profile if there is none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calibration as a very small study: its files, which the simulator reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

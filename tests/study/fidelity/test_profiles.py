@@ -1,7 +1,5 @@
 """Which profile a study may use, and how another's is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

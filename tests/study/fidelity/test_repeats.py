@@ -1,7 +1,5 @@
 """Fidelity studies at their smallest: loads by saturation, repeats, calibration in turns, resume."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

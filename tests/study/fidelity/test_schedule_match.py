@@ -1,7 +1,5 @@
 """With the engine's step times, the simulator composes the engine's steps, and detects a log of another run."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Clairvoyants and bounds that are exceeded: refused if impossible, else reported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The delays of requests, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

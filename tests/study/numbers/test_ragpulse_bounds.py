@@ -6,8 +6,6 @@ whole is computed for its logits; and the last token of a prompt is ordered text
 stored, and found there, without it. Content that a prompt holds twice is computed once, unless it ends the prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

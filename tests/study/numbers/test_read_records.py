@@ -1,7 +1,5 @@
 """Records that are read back as columns: numbers, missing numbers and objects."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import fields

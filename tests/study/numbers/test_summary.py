@@ -1,7 +1,5 @@
 """The summary follows from the record and runs files, recomputed here with plain Python."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One name of a run: after any interruption, finished runs are kept or archived with a message."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

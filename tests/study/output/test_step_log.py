@@ -1,7 +1,5 @@
 """The step log of the engine: its content, and complete times between its lines."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tracker: offline inside the study's folder, closed in every case, absent if disabled."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Tasks small enough to count by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

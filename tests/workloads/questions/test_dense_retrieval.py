@@ -1,7 +1,5 @@
 """Embeddings are means over a text's tokens, do not depend on the batch, and rank passages by cosine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers about synthetic facts follow from all gold passages, and from no other passages."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator

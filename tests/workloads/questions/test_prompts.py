@@ -1,7 +1,5 @@
 """Prompts are what the chat template writes, and a passage has the same ids everywhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

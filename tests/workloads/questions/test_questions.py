@@ -1,7 +1,5 @@
 """Selection of questions, reported overlap of prompts, and rejected settings."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

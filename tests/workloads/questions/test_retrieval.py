@@ -1,7 +1,5 @@
 """Retrieval follows its formula, and labels give the position of the gold passage."""
 
-from __future__ import annotations
-
 import math
 import re
 

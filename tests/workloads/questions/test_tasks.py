@@ -1,7 +1,5 @@
 """Question files of each task are parsed, and invalid files raise an error of one sentence."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path
