@@ -32,15 +32,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_rates() -> Iterator[None]:
-    """Rates of the processor, which each study on the engine measures, come from small products and copies."""
+    """Readings of the machine, which each study on the engine takes, come from small products, copies and prompts."""
     if "torch" not in sys.modules:  # no test of the engine is among those that were collected
         yield
         return
     from spanlab.engine.load import _COPIED, _PRODUCT
+    from spanlab.study import machine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(_PRODUCT, "cpu", (128,))
         patch.setitem(_COPIED, "cpu", 1 << 20)
+        patch.setattr(machine, "TOKENS", 16)
+        patch.setattr(machine, "REPEATS", 1)
         yield
 
 

@@ -32,7 +32,8 @@ FEW_FACTS = "{collections: 3, passages: 2, sentences: 2, remarks: 0, hops: [1]}"
 @pytest.fixture
 def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     """Settings that an entry needs beyond the toy's, to run or to stay small."""
-    quick = ("arrivals.rate_rps=100", "engine.threads=1")
+    short = ("workload.output_tokens=2", "engine.threads=1")
+    quick = ("arrivals.rate_rps=100", *short)
     made = ("workload.documents=null", "workload.questions_per_document=null", "sweep=[]", "only=[none,radix]")
     few = ("trials=1", "repeats=2", "document_tokens=20")
     documents = tuple(f"workload.repeated_documents.{key}" for key in few)
@@ -46,7 +47,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "drafts_sim": (*made[:-2], *talks, "sweep=['batch.speculation.draft_tokens=0,2']"),
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
-        "pic_bench": (*made, *documents),
+        "pic_bench": (*made, *documents, *short),
         "rag_prefix_sim": prefixes,
         "chat_sim": prefixes,
         "batch_sim": prefixes,
@@ -54,8 +55,8 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "hybrid_policies_sim": ("only=[none,vllm_0_32,boundary]",),
         "state_ratio_sim": ("only=[branch_last,boundary]", "baseline=boundary"),
         "interval_sim": ("workload.synthetic.prompt_tokens=4096",),
-        "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]", "engine.threads=1"),
-        "pic_agreement": (*made, *questions, "workload.output_tokens=4", "engine.threads=1"),
+        "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, *short),
+        "pic_agreement": (*made, *questions, *short),
         "pic_answers": (
             *made[:-1],
             "only=[none,pic]",
@@ -66,10 +67,10 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         ),
         "pic_sim": ("workload.rag.requests=null",),
         "break_even_sim": ("workload.rag.requests=null",),
-        "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
+        "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=128", *quick),
         "system_prompts_clean": ("backend=sim",),
         "narrativeqa_clean": ("backend=sim",),
-        "families_clean": ("only=[none,pic_exact]", "workload.max_prompt_tokens=512", "engine.threads=1"),
+        "families_clean": ("only=[none,pic_exact]", "workload.max_prompt_tokens=384", *short),
         "pic_clean": ("workload.rag.requests=null", "workload.rag.passage_tokens=64", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
         "upgrade": ("workload.documents=6", "workload.questions_per_document=1"),

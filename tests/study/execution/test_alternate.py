@@ -73,7 +73,9 @@ def test_runs_on_the_same_arrivals_form_a_turn():
     assert [sorted(task.row for task in tasks) for tasks in groups] == [[0, 1, 2, 3]] * 2
 
 
-def test_arms_take_turns_request_by_request_with_equal_decisions(tmp_path):
+def test_arms_take_turns_request_by_request_with_equal_decisions_and_times(tmp_path, monkeypatch):
+    ticks = itertools.count()  # a clock that advances with each reading, of whichever arm
+    monkeypatch.setattr(Engine, "__init__", partialmethod(Engine.__init__, counter=lambda: next(ticks) * 1_000_000))
     worker, files, outcomes = run(study_of("engine.alternate=true"), tmp_path / "alternating")
     assert len(outcomes) == 3
     rounds = [worker.finished[start : start + 3] for start in range(0, 3 * REQUESTS, 3)]
@@ -83,13 +85,6 @@ def test_arms_take_turns_request_by_request_with_equal_decisions(tmp_path):
     one_by_one, alone, _ = run(study_of(), tmp_path / "alone")
     assert len(set(one_by_one.finished[:REQUESTS])) == 1
     assert [decisions(of) for of in files] == [decisions(of) for of in alone]
-
-
-def test_time_of_the_other_arms_is_part_of_no_step(tmp_path, monkeypatch):
-    ticks = itertools.count()  # a clock that advances with each reading, of whichever arm
-    monkeypatch.setattr(Engine, "__init__", partialmethod(Engine.__init__, counter=lambda: next(ticks) * 1_000_000))
-    _, files, _ = run(study_of("engine.alternate=true"), tmp_path / "alternating")
-    _, alone, _ = run(study_of(), tmp_path / "alone")
     assert [delays(of) for of in files] == [delays(of) for of in alone]
 
 

@@ -1,4 +1,4 @@
-"""A study on a real Dask scheduler with two workers: the bytes of a local run, and the sentences of its failures."""
+"""A study on a real Dask scheduler with a worker or two: the bytes of a local run, and the sentences of its failures."""
 
 import os
 import signal
@@ -23,10 +23,10 @@ TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]
 
 @pytest.fixture(scope="module")
 def dask() -> Iterator[Any]:
-    """A scheduler with two worker processes, which tries lost work once more."""
+    """A scheduler with a worker process, which tries lost work once more."""
     with (
         config.set({"distributed.scheduler.allowed-failures": 1}),
-        distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as local_cluster,
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as local_cluster,
     ):
         yield local_cluster
 
@@ -60,7 +60,9 @@ def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, fi
 
         backends.BACKENDS["sim"] = Killed
 
+    dask.scale(2)
     with distributed.Client(dask, set_as_default=False) as client:
+        client.wait_for_workers(2)
         client.run(kill_in, "block_512")
         with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512: its process was killed, "):
             run_on_cluster(dask, tmp_path)

@@ -123,9 +123,8 @@ def test_if_every_arm_fails_the_old_run_stays(failing, run_here, complete_run, t
     assert (old / "summary.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("workers", ["workers=1", "workers=3"])
 def test_an_arm_whose_process_is_killed_fails_alone(
-    workers: str, run_here, complete_run, files_of, summary_of, monkeypatch, tmp_path: Path
+    run_here, complete_run, files_of, summary_of, monkeypatch, tmp_path: Path
 ):
     class Killed(backends.Simulator):
         def run(self, job, write):
@@ -135,7 +134,7 @@ def test_an_arm_whose_process_is_killed_fails_alone(
 
     monkeypatch.setitem(backends.BACKENDS, "sim", Killed)
     with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512: its process was killed, "):
-        run_here(tmp_path, "smoke", *NAMED, workers)
+        run_here(tmp_path, "smoke", *NAMED, "workers=3")
     summary, expected = summary_of(tmp_path / "quality" / "mine"), summary_of(complete_run)
     assert list(summary["failed"]) == ["block_512"]
     assert summary["arms"] == {arm: row for arm, row in expected["arms"].items() if arm != "block_512"}

@@ -84,17 +84,10 @@ def check_resumed(complete_run, run_here, files_of, summary_of, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("workers", [pytest.param("workers=1", marks=pytest.mark.slow), "workers=2"])
-def test_kill_9_and_resume(workers, midway, check_resumed, tmp_path: Path):
+def test_kill_9_and_resume_where_lines_are_torn(workers, midway, check_resumed, tmp_path: Path):
     process, partial = midway(workers)
     interrupt(process, signal.SIGKILL)
     assert not (tmp_path / "quality" / "mine").exists()
-    check_resumed()
-    assert not partial.exists()
-
-
-def test_torn_lines_are_cut_off(midway, check_resumed):
-    process, partial = midway()
-    interrupt(process, signal.SIGKILL)
     for kind in ("records", "runs"):
         for path in partial.glob(f"{kind}/*.jsonl"):
             half = path.read_bytes().splitlines()[:1] or [b'{"seed": 0, "rate']
@@ -104,6 +97,7 @@ def test_torn_lines_are_cut_off(midway, check_resumed):
     (partial / "runs" / "boundary.jsonl").unlink(missing_ok=True)
     (partial / "runs" / "branch.jsonl").write_bytes(b'{"seed"')  # a run that was torn at the very start
     check_resumed()
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize(("how", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -120,16 +114,6 @@ def test_an_interrupt_says_one_sentence_and_loses_nothing(how, ends_with, midway
     folder = check_resumed()
     for name, lines in finished.items():
         assert (folder / "runs" / name).read_bytes().startswith(lines[: lines.rfind(b"\n") + 1])
-
-
-def test_kill_9_of_the_parent_alone_ends_its_workers(midway):
-    process, _ = midway()
-    process.kill()
-    process.wait()
-    with suppress(ProcessLookupError):
-        while True:  # for ever, if a worker stays
-            os.killpg(process.pid, 0)
-            time.sleep(0.01)
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -180,7 +164,12 @@ def test_replace_leaves_the_old_run_until_the_new_one_is_complete(midway, run_he
     before = everything(old)
     process, _ = midway()
     assert everything(old) == before
-    interrupt(process, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    with suppress(ProcessLookupError):
+        while True:  # for ever, if a worker outlives its parent
+            os.killpg(process.pid, 0)
+            time.sleep(0.01)
     assert everything(old) == before
     new = run_here(tmp_path, "quality_sim", *TOY, "only=[boundary]", "output.run=mine")
     assert new == old
