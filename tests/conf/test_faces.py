@@ -12,8 +12,8 @@ from spanlab import cli
 from spanlab.compiled import CONF
 
 
-def test_help_names_every_group_with_its_choices(console):
-    said = console("-cn", "quality_sim", "--help")
+def test_help_names_every_group_with_its_choices(spanlab):
+    said = spanlab("-cn", "quality_sim", "--help")
     assert said.code == 0
     lines = dict(line.split(": ", 1) for line in said.out.splitlines() if ": " in line)
     for folder in (path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):  # Hydra's own settings
@@ -21,8 +21,8 @@ def test_help_names_every_group_with_its_choices(console):
     assert lines["executor"] == "dask, here, local"  # whose choices need no files
 
 
-def test_cfg_job_prints_the_resolved_config_and_runs_nothing(console, tmp_path: Path):
-    said = console("-cn", "quality_sim", "--cfg", "job", "arrivals.rate_rps=3.5", f"output.root={tmp_path}")
+def test_cfg_job_prints_the_resolved_config_and_runs_nothing(spanlab, tmp_path: Path):
+    said = spanlab("-cn", "quality_sim", "--cfg", "job", "arrivals.rate_rps=3.5", f"output.root={tmp_path}")
     assert said.code == 0
     shown = yaml.safe_load(said.out)
     assert shown["arrivals"]["rate_rps"] == 3.5
@@ -86,9 +86,9 @@ def test_jobs_of_a_sweep_with_one_name_replace_nothing(launcher: str, sweeping, 
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
-def test_a_sweep_with_a_mistake_in_it_fails_with_one_sentence(launcher: str, console, toy, one_sentence, tmp_path):
+def test_a_sweep_with_a_mistake_in_it_fails_with_one_sentence(launcher: str, sweeping, toy, one_sentence, tmp_path):
     where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none]")
-    done = console("-m", "-cn", "smoke", *toy, *where, "arrivals.rate_rps=-1,2", *LAUNCHERS[launcher])
+    done = sweeping(launcher, "-cn", "smoke", *toy, *where, "arrivals.rate_rps=-1,2")
     one_sentence(done, "arrivals.rate_rps=-1.0: expected a number above zero")
 
 

@@ -21,7 +21,7 @@ PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
 UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
 # As large as their own options say.
-MADE = ("alias_questions", "chat_sessions", "forked_sequence", "repeated_documents")
+MADE = ("alias_questions", "forked_sequence", "repeated_documents")
 BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/fidelity/test_fit_profile.py
 PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
 # Files of these groups are independent of each other, so one study can choose from all of them: the first file of each,
@@ -77,10 +77,11 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
     if group in ("compared", "device", "size", "traffic", "split"):
         chosen = [f"+{group}={name}"]
-    if (group, name) == ("traffic", "agents"):
-        talks = ("sessions=2", "turns=1")
+    if name in ("agents", "chat_sessions"):
         chosen += ["workload.documents=null", "workload.questions_per_document=null"]
-        chosen += [f"workload.chat_sessions.{key}" for key in talks]
+        chosen += ["workload.chat_sessions.sessions=2", "workload.chat_sessions.turns=1"]
+    if name == "rag" or name.endswith("_attention"):
+        chosen.append("workload.rag.requests=null")
     if (group, name) == ("traffic", "narrativeqa"):
         chosen.append("workload.max_prompt_tokens=2048")
     if (group, name) == ("arms", "state_tiers"):

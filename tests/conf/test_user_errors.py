@@ -1,5 +1,6 @@
 """A mistake ends with one sentence that names the key or file and what was expected; earlier results stay."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -714,17 +715,20 @@ def test_a_missing_quality_file_names_the_ways_out(spanlab, one_sentence, tmp_pa
         (("-cn", "sparse_prefix_replica", "workload.path=/none.parquet"), "workload.path=/none.parquet is not a file"),
     ],
 )
-def test_the_installed_script_prints_only_the_sentence(typed, words, console, one_sentence):
-    done = console(*typed)
+def test_the_script_prints_only_the_sentence(typed, words, spanlab, one_sentence):
+    done = spanlab(*typed)
     one_sentence(done, words)
     assert done.err.splitlines() == done.ours
     assert done.out == ""
 
 
-def test_a_variable_shows_the_traceback(console):
-    import os
-
-    done = console("-cn", "smoke", "arrivals.rate_rps=-1", env=os.environ | {"SPANLAB_TRACEBACK": "1"})
+def test_a_variable_shows_the_traceback_of_the_installed_script(console, one_sentence):
+    plain, done = (
+        console("-cn", "smoke", "arrivals.rate_rps=-1", env=os.environ | more)
+        for more in ({}, {"SPANLAB_TRACEBACK": "1"})
+    )
+    one_sentence(plain, "arrivals.rate_rps=-1.0")
+    assert (plain.err.splitlines(), plain.out) == (plain.ours, "")
     assert done.code == 1
     assert "Traceback" in done.err
     assert "ValueError: arrivals.rate_rps=-1.0" in done.err

@@ -3,8 +3,10 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from spanlab.analyses import fit_profile
 from spanlab.cli import compose
 from spanlab.report.sweep import SweepPoint
+from spanlab.study import executor
 from spanlab.study.run import run_study
 
 from ..support.script import SCRIPT
@@ -113,6 +116,14 @@ def paused(tmp_path_factory) -> tuple[Path, Callable[..., dict[str, str]]]:
 def started() -> Callable[..., subprocess.Popen[str]]:
     """`start`."""
     return start
+
+
+@pytest.fixture
+def simulating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh processes import no engine, whatever other tests have imported here."""
+    of_engine = ("spanlab.engine", "spanlab.dense_retrieval", "spanlab_kernels")
+    modules = {name: module for name, module in sys.modules.items() if not name.startswith(of_engine)}
+    monkeypatch.setattr(executor, "sys", SimpleNamespace(**vars(sys) | {"modules": modules}))
 
 
 @pytest.fixture(scope="session")

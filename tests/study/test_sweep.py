@@ -91,6 +91,7 @@ def test_a_failing_point_of_several_at_once_is_named(sweep):
         sweep("store.total_gib=0.001,1,2", overrides=side_by_side)
 
 
+@pytest.mark.usefixtures("simulating")
 def test_a_killed_point_is_named_and_others_run(sweep, monkeypatch):
     run = Lane.run_here
 

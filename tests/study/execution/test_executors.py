@@ -72,7 +72,7 @@ def test_a_worker_that_dies_while_it_answers_is_replaced():
 
 
 @pytest.fixture
-def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+def spawned(simulating: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes import all that they need, as those that replace a killed one."""
     monkeypatch.setattr(executors, "_can_fork", lambda: False)
 

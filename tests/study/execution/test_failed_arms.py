@@ -123,6 +123,7 @@ def test_if_every_arm_fails_the_old_run_stays(failing, run_here, complete_run, t
     assert (old / "summary.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("simulating")
 def test_an_arm_whose_process_is_killed_fails_alone(
     run_here, complete_run, files_of, summary_of, monkeypatch, tmp_path: Path
 ):

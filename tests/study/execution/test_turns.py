@@ -114,6 +114,7 @@ def test_study_reports_its_noise_and_keeps_the_repeat_apart(finished_run: Path):
     summary = json.loads((finished_run / "summary.json").read_bytes())
     assert len(summary["machine_noise"]["aa_ratios"]) == 2, "one for each seed"
     assert list(summary["arms"]) == ["none", "radix", "pic"]
+    assert "fidelity" not in summary, "nothing is calibrated without the analysis"
     assert sorted(path.stem for path in (finished_run / "records").iterdir()) == ["none", "pic", "radix"]
     assert len(rows(finished_run / "readings.jsonl")) == 2 * 4, "one before every run"
     repeat = repeat_files(finished_run, "none")

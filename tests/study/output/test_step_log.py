@@ -10,7 +10,7 @@ from spanlab.study.logs import read_steps
 pytest.importorskip("torch")
 
 FEW = ("workload.rag.requests=4", "workload.output_tokens=3", "seeds=[0]", "only=[none,cache_blend_15]")
-QUICK = ("arrivals.rate_rps=1000", "engine.threads=1")
+QUICK = ("workload.rag.k=2", "workload.rag.passage_tokens=64", "arrivals.rate_rps=1000", "engine.threads=1")
 
 
 def test_a_run_leaves_its_steps_in_order_with_what_they_did(run_here, tmp_path: Path, rows_of):
