@@ -28,17 +28,25 @@ PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/te
 # then the second of each, and so on.
 FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
 NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/analyses/test_decay.py
-ELSEWHERE = (FITTED, NOVEL)
-FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
-ROUNDS = [
-    {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
-    for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
-]
+ELSEWHERE = (FITTED, NOVEL, BY_ARM, PLUGIN)
+FREE = ("arrivals", "batch", "hardware", "preamble", "store", "timing", "tracking", "strategy")
+BESIDE = ("model", "workload", "executor", "device")
+
+
+def rounds(groups: tuple[str, ...]) -> list[dict[str, str]]:
+    """A file of each group, until each file was chosen once."""
+    choices = [[name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in groups]
+    return [
+        {group: name for group, name in zip(groups, names, strict=True) if name is not None}
+        for names in zip_longest(*choices)
+    ]
+
+
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
 OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/test_first_light.py
-_APART = (*FREE, OF_ANSWERS, OF_FIRST_LIGHT)
+_APART = (*FREE, *BESIDE, OF_ANSWERS, OF_FIRST_LIGHT)
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in _APART]
-for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets")):
+for _choice in (("arms", "answers"), ("arms", "repair_budgets")):
     BOUND.remove(_choice)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.
 OF_MAPS = ["pic_exact"]
@@ -65,9 +73,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("arrivals.rate_rps=null")
     if (group, name) == ("arrivals", "sessions"):
         chosen.append("arrivals.think_s=1")
-    if group == "model" and name.startswith(
-        ("llama", "qwen2", "qwen3-", "smollm2", "tiny", "gpt", "gemma", "deepseek")
-    ):
+    if group == "model" and name.startswith(ATTENTION_MODELS):
         chosen += ["arms=attention", "store.total_gib=16"]
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")
@@ -128,11 +134,12 @@ def check_named(study: Study, group: str, name: str) -> None:
         assert getattr(study, group).kind == name
 
 
-@pytest.mark.parametrize("chosen", ROUNDS, ids=lambda chosen: "-".join(chosen.values()))
+@pytest.mark.parametrize("chosen", rounds(FREE) + rounds(BESIDE), ids=lambda chosen: "-".join(chosen.values()))
 def test_free_choices_serve_requests(chosen: dict[str, str], toy, toy_parquet: Path):
     typed = [word for group, name in chosen.items() for word in overrides(group, name, toy_parquet)]
     study = compose("smoke", [*(word for word in toy if word != "tracking.kind=none"), *typed])
-    check_serves(study, ["radix_1" if chosen.get("strategy") in OF_ATTENTION else "boundary", "mine"])
+    beside = "radix_1" if chosen.get("strategy") in OF_ATTENTION else "boundary"
+    check_serves(study, [beside, "mine"] if "strategy" in chosen else list(study.arms))
     for group, name in chosen.items():
         check_named(study, group, name)
 

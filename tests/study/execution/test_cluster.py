@@ -1,4 +1,4 @@
-"""A study on a real Dask scheduler with a worker or two: the bytes of a local run, and the sentences of its failures."""
+"""A study on a real Dask scheduler with a worker or two: the bytes of a local run, and what its failures say."""
 
 import os
 import signal
