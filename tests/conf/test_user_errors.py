@@ -16,614 +16,530 @@ MODULES = " ".join(
     f"batch.speculation.{setting}" for setting in ("method=eagle", "draft_tokens=2", "draft_layers=2", "modules=2")
 )
 
-# overrides after `-cn smoke`, and words of the expected sentence; it begins with the first
-USER_ERRORS = {
-    "unknown key": ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
-    "unknown key at the top": ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
-    "unknown key of an arm": ("arms.none.bogus=1", f"arms.none.bogus: {DOCUMENTED} family, keep"),
-    "a former key": (
+# Overrides after `-cn smoke`, and words of the expected sentence, which begins with the first; … is the last override.
+USER_ERRORS = (
+    ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
+    ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
+    ("arms.none.bogus=1", f"arms.none.bogus: {DOCUMENTED} family, keep"),
+    (
         "batch.token_budget=64",
         f"batch.token_budget: {DOCUMENTED}",
         "(did you mean max_num_batched_tokens? token_budget was renamed to max_num_batched_tokens)",
     ),
-    "a former key of an arm": ("arms.none.page=16", f"arms.none.page: {DOCUMENTED}", "page was renamed to block_size"),
-    "a former value": (
+    ("arms.none.page=16", f"arms.none.page: {DOCUMENTED}", "page was renamed to block_size"),
+    (
         "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=QR",
-        "arms.pic.spans.kernel=QR: expected one of rotate_keys",
+        "…: expected one of rotate_keys",
         "QR was renamed to rotate_queries",
     ),
-    "unknown key of Hydra": ("hydra.bogus=1", f"hydra.bogus: {DOCUMENTED}"),
-    "an arm that is not there": ("arms.mine.block_size=3", "arms.mine: no such key"),
-    "unknown workload": ("workload.kind=qualty", "workload.kind=qualty: expected one of", "mean quality?"),
-    "unknown source": ("workload.source=loca", "workload.source=loca: expected one of", "mean local?"),
-    "a source that the kind lacks": ("workload.source=modelled", "workload.source=modelled", "expected one of shape"),
-    "a name for committed data": ("workload.name=mine", "workload.name=mine with workload.path=null: expected"),
-    "unknown arrivals": ("arrivals.kind=poison", "arrivals.kind=poison: expected one of", "mean poisson?"),
-    "unknown timing": ("timing.kind=rooflin", "timing.kind=rooflin: expected one of", "mean roofline?"),
-    "unknown tracker": ("tracking.kind=wandbb", "tracking.kind=wandbb: expected one of wandb, none"),
-    "unknown tracking mode": ("tracking.mode=on", "tracking.mode=on: expected one of auto, online, offline"),
-    "unknown placement": ("arms.boundary.placement.kind=bolck", "arms.boundary.placement.kind=bolck: expected one of"),
-    "unknown extra placement": (
+    ("hydra.bogus=1", f"hydra.bogus: {DOCUMENTED}"),
+    ("arms.mine.block_size=3", "arms.mine: no such key"),
+    ("workload.kind=qualty", "…: expected one of", "mean quality?"),
+    ("workload.source=loca", "…: expected one of", "mean local?"),
+    ("workload.source=modelled", "workload.source=modelled", "expected one of shape"),
+    ("workload.name=mine", "… with workload.path=null: expected"),
+    ("arrivals.kind=poison", "…: expected one of", "mean poisson?"),
+    ("timing.kind=rooflin", "…: expected one of", "mean roofline?"),
+    ("tracking.kind=wandbb", "…: expected one of wandb, none"),
+    ("tracking.mode=on", "…: expected one of auto, online, offline"),
+    ("arms.boundary.placement.kind=bolck", "…: expected one of"),
+    (
         "arms.dp_3.placement.also=[tail]",
         "arms.dp_3.placement.also=tail: expected one of none, sqrt, log",
     ),
-    "unknown eviction": (
-        "arms.none.eviction=mru",
-        "arms.none.eviction=mru: expected one of fifo, lru, ",
-    ),
-    "unknown option of an eviction order": (
+    ("arms.none.eviction=mru", "…: expected one of fifo, lru, "),
+    (
         "+arms.none.eviction_options.protected=0.5",
         "arms.none.eviction_options.protected: no such option of lru; expected none, for it goes with slru",
     ),
-    "an eviction option out of range": (
+    (
         "arms.none.eviction=slru +arms.none.eviction_options.protected=1.5",
-        "arms.none.eviction_options.protected=1.5: expected a share from 0 to 1",
+        "…: expected a share from 0 to 1",
     ),
-    "a negative seed of an eviction order": (
-        "arms.none.eviction=random +arms.none.eviction_options.seed=-1",
-        "arms.none.eviction_options.seed=-1: expected zero or more",
-    ),
-    "a window of no requests": (
+    ("arms.none.eviction=random +arms.none.eviction_options.seed=-1", "…: expected zero or more"),
+    (
         "arms.none.eviction=marconi_tuned +arms.none.eviction_options.window=1",
-        "arms.none.eviction_options.window=1: expected a number above one",
+        "…: expected a number above one",
     ),
-    "an expiry that is none": (
+    (
         "arms.none.eviction=priority +arms.none.eviction_options.expired=old",
-        "arms.none.eviction_options.expired=old: expected one of newest, by_use",
+        "…: expected one of newest, by_use",
     ),
-    "a priority of outputs out of range": (
+    (
         "arms.none.eviction=priority +arms.none.eviction_options.decode=101",
-        "arms.none.eviction_options.decode=101: expected a number from 1 to 100",
+        "…: expected a number from 1 to 100",
     ),
-    "a pin without a time": (
+    (
         "arms.none.eviction=lease +arms.none.eviction_options.seconds=0",
-        "arms.none.eviction_options.seconds=0: expected a number above zero",
+        "…: expected a number above zero",
     ),
-    "an option of the order below pins": (
+    (
         "arms.none.eviction=lease +arms.none.eviction_options={order:slru,order_options:{protected:2}}",
         "arms.none.eviction_options.order_options.protected=2: expected a share from 0 to 1",
     ),
-    "an admission option out of range": (
+    (
         "arms.none.admission=min_length +arms.none.admission_options.tokens=0",
-        "arms.none.admission_options.tokens=0: expected a number above zero",
+        "…: expected a number above zero",
     ),
-    "a recovery option out of range": (
+    (
         "arms.boundary.recovery=tail_replay +arms.boundary.recovery_options.most_tokens=-1",
-        "arms.boundary.recovery_options.most_tokens=-1: expected zero or more",
+        "…: expected zero or more",
     ),
-    "a negative interval": (
+    (
         "arms.dp_3.placement.kind=block arms.dp_3.placement.count=null arms.dp_3.placement.dp=null "
         "arms.dp_3.placement.interval=-1",
-        "arms.dp_3.placement.interval=-1: expected a number above zero",
+        "…: expected a number above zero",
     ),
-    "a key among options": (
+    (
         "+arms.dp_3.placement.options.count=2",
         "arms.dp_3.placement.options.count: no such option of dp; expected none, for it goes with ",
     ),
-    "a block without tokens": (
+    (
         "model=qwen3-8b arms=attention +strategy@arms.mine=radix arms.mine.policy=chunks "
         "+arms.mine.options.block_size=0",
-        "arms.mine.options.block_size=0: expected a number above zero",
+        "…: expected a number above zero",
     ),
-    "pins of another policy": (
+    (
         "arms.none.eviction=lease arms.none.policy=kept_repairs",
         "arms.none.eviction=lease with policy=kept_repairs: expected policy=tree, which pins",
     ),
-    "a range of no priority": (
+    (
         "arms.none.eviction=priority +arms.none.eviction_options.ranges=[{priority:0}]",
         "arms.none.eviction_options.ranges[0].priority=0: expected a number from 1 to 100",
     ),
-    "unknown admission": (
-        "arms.none.admission=never",
-        "arms.none.admission=never: expected one of",
-    ),
-    "an admission of another policy": (
+    ("arms.none.admission=never", "…: expected one of"),
+    (
         "arms.none.admission=second_touch arms.none.policy=kept_repairs",
         "arms.none.admission=second_touch with policy=kept_repairs: expected admission=always or policy=tree",
     ),
-    "a clairvoyant of private entries": (
+    (
         "arms.none.eviction=belady arms.none.sharing=private",
         "arms.none.eviction=belady with sharing=private: expected sharing=shared",
     ),
-    "a clairvoyant behind a router": (
+    (
         "arms.none.eviction=belady replicas.count=2 replicas.routing=random",
         "arms.none.eviction=belady with replicas.count=2: expected replicas.count=1",
     ),
-    "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
-    "unknown meaning of a hit": ("count_hit_as=resumable", "count_hit_as=resumable: expected one of reused, matched"),
-    "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of deepseek-v3"),
-    "unknown strategy": (
+    ("arms.none.match=prefix", "…: expected one of radix, block_hash"),
+    ("count_hit_as=resumable", "…: expected one of reused, matched"),
+    ("model=gpt2", "…: not in conf/model; expected one of deepseek-v3"),
+    (
         "+strategy@arms.mine=radx",
         "strategy=radx: not in conf/strategy; expected one of radix (did you mean radix?), ape",
     ),
-    "a word for a whole number": (
-        "batch.max_num_batched_tokens=many",
-        "batch.max_num_batched_tokens: Value 'many'",
-        "Integer",
-    ),
-    "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps=fast: expected a number"),
-    "a setting of dp without dp": (
+    ("batch.max_num_batched_tokens=many", "batch.max_num_batched_tokens: Value 'many'", "Integer"),
+    ("arrivals.rate_rps=fast", "…: expected a number"),
+    (
         "arms.boundary.placement.dp.warmup=3",
         "arms.boundary.placement.dp with placement.kind=boundary: expected arms.boundary.placement.dp=null",
     ),
-    "a key of another workload": (
+    (
         "workload.rag.k=3",
-        "workload.rag.k=3 with workload.kind=quality: expected workload.rag.k=6, for it goes with rag",
+        "… with workload.kind=quality: expected workload.rag.k=6, for it goes with rag",
     ),
-    "a pool beside a placement": (
-        "arms.dp_3.pool.block_size=32",
-        "arms.dp_3.placement.kind=dp with arms.dp_3.pool: a pool",
-    ),
-    "a pool as a section": ("arms.dp_3.pool={block_size:32}", "arms.dp_3.placement", "a pool of blocks has no such"),
-    "spans of a hybrid without maps": ("arms.dp_3.spans.repair.kind=none", "arms.dp_3.spans with", "spans.maps"),
-    "text for a section": ("slo=${oc.env:HOME}", "slo=", "expected its keys, queue_mean_s"),
-    "an unset variable": ("slo=${oc.env:NOT_SET_ANYWHERE}", "slo: KeyError raised", "'NOT_SET_ANYWHERE' not found"),
-    "a list in a list": ("arms.dp_3.placement.also=[[1]]", "arms.dp_3.placement.also[0]=[1]: expected text"),
-    "a number for true or false": ("arms.dp_3.keep=-1", "arms.dp_3.keep: Value '-1'", "expected true or false"),
-    "a number of 401 digits": (f"slo.e2e_p50_s={10**400}", "slo.e2e_p50_s=1", "OverflowError", "expected a value"),
-    "a whole number above 64 bits": ("store.entries=9223372036854775808", "store.entries=9223", "of 64 bits"),
-    "more bytes than a number holds": ("store.total_gib=1e300", "store.total_gib=1e+300: expected zero, or a number"),
-    "an efficiency below all numbers": (
-        "hardware.compute_efficiency=1e-320",
-        "hardware.compute_efficiency=1e-320: expected zero, or a number from 1e-15 to 1e+18",
-    ),
-    "half a worker": ("workers=1.5", "workers: Value '1.5'", "Integer"),
-    "a word for yes or no": (
+    ("arms.dp_3.pool.block_size=32", "arms.dp_3.placement.kind=dp with arms.dp_3.pool: a pool"),
+    ("arms.dp_3.pool={block_size:32}", "arms.dp_3.placement", "a pool of blocks has no such"),
+    ("arms.dp_3.spans.repair.kind=none", "arms.dp_3.spans with", "spans.maps"),
+    ("slo=${oc.env:HOME}", "slo=", "expected its keys, queue_mean_s"),
+    ("slo=${oc.env:NOT_SET_ANYWHERE}", "slo: KeyError raised", "'NOT_SET_ANYWHERE' not found"),
+    ("arms.dp_3.placement.also=[[1]]", "arms.dp_3.placement.also[0]=[1]: expected text"),
+    ("arms.dp_3.keep=-1", "arms.dp_3.keep: Value '-1'", "expected true or false"),
+    (f"slo.e2e_p50_s={10**400}", "slo.e2e_p50_s=1", "OverflowError", "expected a value"),
+    ("store.entries=9223372036854775808", "store.entries=9223", "of 64 bits"),
+    ("store.total_gib=1e300", "store.total_gib=1e+300: expected zero, or a number"),
+    ("hardware.compute_efficiency=1e-320", "…: expected zero, or a number from 1e-15 to 1e+18"),
+    ("workers=1.5", "workers: Value '1.5'", "Integer"),
+    (
         "batch.enable_chunked_prefill=perhaps",
         "batch.enable_chunked_prefill: Value 'perhaps'",
         "bool",
     ),
-    "drafts of a model with states": (
+    (
         "batch.speculation.draft_tokens=2",
-        "batch.speculation.draft_tokens=2 with arms.none.policy=tree and model.name=qwen3.5-0.8b: expected 0 or",
+        "… with arms.none.policy=tree and model.name=qwen3.5-0.8b: expected 0 or",
     ),
-    "drafts on moved spans": (
+    (
         "model=llama-3.2-1b arms=pic batch.speculation.draft_tokens=2",
-        "batch.speculation.draft_tokens=2 with arms.pic.spans: expected 0",
+        "… with arms.pic.spans: expected 0",
     ),
-    "pairs of tokens": (
+    (
         "model=llama-3.2-1b arms=attention load.rates_rps=[] only=[none,radix_1] batch.speculation.draft_tokens=2"
         " batch.speculation.method=eagle batch.speculation.draft_layers=1",
         "batch.speculation.method=eagle with arms.radix_1.policy=tree: expected a pool of blocks, match=block_hash or",
     ),
-    "modules on a model with states": (
+    (
         "arms=releases " + MODULES,
         "batch.speculation.modules=2 with model.name=qwen3.5-0.8b: expected 1, for vLLM never ends a prompt",
     ),
-    "modules beside a tree": (
+    (
         "model=llama-3.2-1b arms=attention only=[none,block_hash_16] " + MODULES,
         "batch.speculation.modules=2 with arms.block_hash_16.policy=tree: expected 1, or a pool of blocks",
     ),
-    "a drafter that nobody knows": (
-        "batch.speculation.method=eagel",
-        "batch.speculation.method=eagel: expected one of ngram, eagle",
-        "mean eagle?",
-    ),
-    "a share of drafts that is none": (
+    ("batch.speculation.method=eagel", "…: expected one of ngram, eagle", "mean eagle?"),
+    (
         "batch.speculation.acceptance=2",
         "batch.speculation.acceptance=2.0: expected a share from 0 to 1",
     ),
-    "a list for a number": ("workers=[1]", "workers: Value"),
-    "a key almost right": ("arival.rate_rps=3", "arival: no such key", "mean arrivals?"),
-    "an arm almost right": ("arms.dp3.block_size=1", "arms.dp3: no such key; expected one of none", "mean dp_3?"),
-    "a choice in capitals": ("hardware=H100", "hardware=H100: not in conf/hardware", "mean h100?"),
-    "the beginning of a choice": ("model=qwen", "model=qwen: not in conf/model", "mean qwen2.5-0.5b?"),
-    "an arm that is nowhere": ("only=[nope]", "only=nope: expected one of", "boundary"),
-    "nothing where something is needed": ("output.run=null", "output.run:"),
-    "negative rate": ("arrivals.rate_rps=-1", f"arrivals.rate_rps=-1.0: {ABOVE_ZERO}"),
-    "a rate that is no number": ("arrivals.rate_rps=nan", "arrivals.rate_rps=nan: expected a finite number"),
-    "an infinite rate": ("arrivals.rate_rps=inf", "arrivals.rate_rps=inf: expected a finite number"),
-    "no rate": ("arrivals.rate_rps=null", "arrivals.kind=poisson needs arrivals.rate_rps: expected"),
-    "a rate for given times": ("arrivals=as_given", "arrivals.rate_rps=8.0 with arrivals.kind=as_given"),
-    "burstiness without gamma": ("arrivals.burstiness=2", "arrivals.burstiness=2.0 with arrivals.kind=poisson"),
-    "gamma without burstiness": (
+    ("workers=[1]", "workers: Value"),
+    ("arival.rate_rps=3", "arival: no such key", "mean arrivals?"),
+    ("arms.dp3.block_size=1", "arms.dp3: no such key; expected one of none", "mean dp_3?"),
+    ("hardware=H100", "…: not in conf/hardware", "mean h100?"),
+    ("model=qwen", "…: not in conf/model", "mean qwen2.5-0.5b?"),
+    ("only=[nope]", "only=nope: expected one of", "boundary"),
+    ("output.run=null", "output.run:"),
+    ("arrivals.rate_rps=-1", f"arrivals.rate_rps=-1.0: {ABOVE_ZERO}"),
+    ("arrivals.rate_rps=nan", "…: expected a finite number"),
+    ("arrivals.rate_rps=inf", "…: expected a finite number"),
+    ("arrivals.rate_rps=null", "arrivals.kind=poisson needs arrivals.rate_rps: expected"),
+    ("arrivals=as_given", "arrivals.rate_rps=8.0 with arrivals.kind=as_given"),
+    ("arrivals.burstiness=2", "arrivals.burstiness=2.0 with arrivals.kind=poisson"),
+    (
         "arrivals=gamma arrivals.burstiness=null",
         "arrivals.kind=gamma needs arrivals.burstiness: expected a number",
     ),
-    "think times for other arrivals": (
-        "arrivals.think_s=2",
-        "arrivals.think_s=2.0 with arrivals.kind=poisson: expected",
-    ),
-    "negative think times": (
+    ("arrivals.think_s=2", "arrivals.think_s=2.0 with arrivals.kind=poisson: expected"),
+    (
         "arrivals=sessions load.rates_rps=[] load.arms=[] arrivals.think_s=-1",
         "arrivals.think_s=-1.0: expected zero or more",
     ),
-    "unknown think times": (
+    (
         "arrivals=sessions load.rates_rps=[] load.arms=[] arrivals.think_s=1 arrivals.think=normal",
-        "arrivals.think=normal: expected one of exponential, constant",
+        "…: expected one of exponential, constant",
     ),
-    "a distribution of no think times": (
+    (
         "arrivals=sessions load.rates_rps=[] load.arms=[] arrivals.think=constant",
-        "arrivals.think=constant with arrivals.think_s=null: expected arrivals.think_s too",
+        "… with arrivals.think_s=null: expected arrivals.think_s too",
     ),
-    "sessions of an open workload": (
+    (
         "arrivals=sessions load.rates_rps=[] load.arms=[]",
         "arrivals.think_s=null: expected a mean think time, for the workload has none",
     ),
-    "no replicas": ("replicas.count=0", f"replicas.count=0: {ABOVE_ZERO}"),
-    "replicas without a router": (
-        "replicas.count=2",
-        "replicas.count=2 with replicas.routing=null: expected one of",
-        "round_robin",
-    ),
-    "unknown routing": (
-        "replicas.count=2 replicas.routing=round",
-        "replicas.routing=round: expected one of",
-        "mean round_robin?",
-    ),
-    "a weight without its router": (
+    ("replicas.count=0", f"…: {ABOVE_ZERO}"),
+    ("replicas.count=2", "… with replicas.routing=null: expected one of", "round_robin"),
+    ("replicas.count=2 replicas.routing=round", "…: expected one of", "mean round_robin?"),
+    (
         "replicas.count=2 replicas.routing=random replicas.load_weight=2",
         "replicas.load_weight=2.0 with replicas.routing=random: expected replicas.load_weight=null",
     ),
-    "a delay without a router": (
+    (
         "replicas.events_delay_s=1",
         "replicas.events_delay_s=1.0 with replicas.routing=null: expected replicas.events_delay_s=null, for it goes ",
         "with prefix_events",
     ),
-    "more messages lost than sent": (
+    (
         "replicas.count=2 replicas.routing=prefix_events replicas.events_lost=2",
         "replicas.events_lost=2.0: expected a share from 0 to 1",
     ),
-    "replicas of an engine": (
+    (
         "replicas.count=2 replicas.routing=random backend=engine load.rates_rps=[] load.arms=[]",
         "replicas.count=2 with backend=engine: expected 1, or backend=sim",
     ),
-    "an analysis of one replica": (
+    (
         "analyses=[replicas]",
         "analyses=replicas with replicas.count=1: expected two replicas or more",
     ),
-    "an order for groups": (
+    (
         "arrivals=poisson_per_group arrivals.rate_rps=1 arrivals.order=shuffled",
         "arrivals.order=shuffled",
     ),
-    "zero memory": ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
-    "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
-    "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
-    "memory too small for one request": ("store.total_gib=0.001", "store.total_gib=0.001: expected at least", "GiB"),
-    "KV memory said twice": (
+    ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
+    ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
+    ("store.entries=0", f"…: {ABOVE_ZERO}"),
+    ("store.total_gib=0.001", "…: expected at least", "GiB"),
+    (
         "store.total_gib=16 store.kv_gib=4 store.state_ratio=1",
         "store.kv_gib=4.0 with store.state_ratio=1.0: expected one of them",
     ),
-    "no memory to split": (
-        "store.total_gib=null store.state_ratio=0.9",
-        "store.state_ratio=0.9: expected store.total_gib too",
-    ),
-    "KV memory too small for one request": ("store.kv_gib=0.01", "store.kv_gib=0.01: expected at least", "tokens of"),
-    "state memory too small for one state": ("store.state_gib=0.01", "store.state_gib=0.01: expected at least"),
-    "no seeds": ("seeds=[]", "seeds=[]: expected one or more"),
-    "a seed twice": ("seeds=[0,0]", "seeds=[0, 0]: expected one or more different"),
-    "a negative seed": ("seeds=[-1]", "seeds=[-1]: expected", "from 0"),
-    "no workers": ("workers=0", f"workers=0: {ABOVE_ZERO}"),
-    "unknown executor": ("executor.kind=slurm", "executor.kind=slurm: expected one of local, here, dask"),
-    "a scheduler without an address": (
+    ("store.total_gib=null store.state_ratio=0.9", "…: expected store.total_gib too"),
+    ("store.kv_gib=0.01", "…: expected at least", "tokens of"),
+    ("store.state_gib=0.01", "…: expected at least"),
+    ("seeds=[]", "…: expected one or more"),
+    ("seeds=[0,0]", "seeds=[0, 0]: expected one or more different"),
+    ("seeds=[-1]", "…: expected", "from 0"),
+    ("workers=0", f"…: {ABOVE_ZERO}"),
+    ("executor.kind=slurm", "…: expected one of local, here, dask"),
+    (
         "executor=dask",
         "executor.address=None with executor.kind=dask: expected the scheduler's tcp://HOST:PORT",
     ),
-    "an address of nobody": ("executor.address=tcp://a:1", "executor.address=tcp://a:1 with executor.kind=local"),
-    "workers of a scheduler": (
+    ("executor.address=tcp://a:1", "… with executor.kind=local"),
+    (
         "executor=dask executor.address=tcp://a:1",
         "workers=1 with executor.kind=dask: expected null",
     ),
-    "no documents": ("workload.documents=0", f"workload.documents=0: {ABOVE_ZERO}"),
-    "prompts of ten tokens": ("workload.max_prompt_tokens=10", "workload.max_prompt_tokens=10", "expected"),
-    "everything a warm-up": ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
-    "an interval that nothing reads": (
+    ("workload.documents=0", f"…: {ABOVE_ZERO}"),
+    ("workload.max_prompt_tokens=10", "workload.max_prompt_tokens=10", "expected"),
+    ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
+    (
         "arms.boundary.placement.interval=5",
-        "arms.boundary.placement.interval=5 with placement.kind=boundary: expected",
+        "… with placement.kind=boundary: expected",
         "it goes with block",
     ),
-    "blocks without an interval": (
+    (
         "arms.block_512.placement.interval=null",
         "arms.block_512.placement.kind=block needs arms.block_512.placement.interval: expected",
     ),
-    "dp settings without dp": (
-        "arms.dp_3.placement.kind=balanced",
-        "arms.dp_3.placement.dp with placement.kind=balanced",
-    ),
-    "dp without dp settings": (
+    ("arms.dp_3.placement.kind=balanced", "arms.dp_3.placement.dp with placement.kind=balanced"),
+    (
         "arms.dp_3.placement.dp=null",
         "arms.dp_3.placement.kind=dp needs arms.dp_3.placement.dp: expected its keys (Dp)",
     ),
-    "a frozen dp that learns from nothing": (
+    (
         "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.warmup=null",
-        "arms.dp_3.placement.dp.warmup=null with dp.update=frozen: expected the number of requests to learn from",
+        "… with dp.update=frozen: expected the number of requests to learn from",
     ),
-    "a period of a dp that solves once": (
+    (
         "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.every=5",
-        "arms.dp_3.placement.dp.every=5 with dp.update=frozen: expected null",
+        "… with dp.update=frozen: expected null",
     ),
-    "a decay of a dp that forgets nothing": (
+    (
         "arms.dp_3.placement.dp.update=periodic arms.dp_3.placement.dp.decay=0.9",
-        "arms.dp_3.placement.dp.decay=0.9 with dp.update=periodic: expected null",
+        "… with dp.update=periodic: expected null",
     ),
-    "the published solver per length": (
+    (
         "arms.dp_3.placement.dp.solver=published",
         "arms.dp_3.placement.dp.backtrack=per_length with dp.solver=published: expected fixed",
     ),
-    "an interval off the grid": (
-        "arms.block_512.placement.interval=63",
-        "arms.block_512.placement.interval=63: expected a multiple of 64",
-    ),
-    "an interval of one token": (
-        "arms.block_512.placement.interval=1",
-        "arms.block_512.placement.interval=1: expected a multiple of 64",
-    ),
-    "an offset without a tail": (
+    ("arms.block_512.placement.interval=63", "…: expected a multiple of 64"),
+    ("arms.block_512.placement.interval=1", "…: expected a multiple of 64"),
+    (
         "arms.boundary.placement.offset=64",
-        "arms.boundary.placement.offset=64 with placement.kind=boundary: expected",
+        "… with placement.kind=boundary: expected",
         "it goes with tail",
     ),
-    "a tail of nothing": (
-        "+strategy@arms.mine=tail arms.mine.placement.count=0",
-        f"arms.mine.placement.count=0: {ABOVE_ZERO}",
-    ),
-    "a dp decay above one": ("arms.dp_3.placement.dp.decay=2", "arms.dp_3.placement.dp.decay=2.0: expected a share"),
-    "states for a policy that keeps nothing": (
-        "arms.none.placement.kind=last",
-        "arms.none.placement.kind=last with keep=false",
-    ),
-    "states of outputs in private entries": (
+    ("+strategy@arms.mine=tail arms.mine.placement.count=0", f"…: {ABOVE_ZERO}"),
+    ("arms.dp_3.placement.dp.decay=2", "arms.dp_3.placement.dp.decay=2.0: expected a share"),
+    ("arms.none.placement.kind=last", "… with keep=false"),
+    (
         "arms.boundary.placement.also=[response_end] arms.boundary.sharing=private",
         "arms.boundary.placement.kind=response_end with arms.boundary.sharing=private: expected shared",
     ),
-    "a cap on states that are not there": (
-        "arms.none.cache.states_per_path=3",
-        "arms.none.cache.states_per_path=3 with arms.none.placement.kind=none: expected null",
-    ),
-    "unknown recovery": (
-        "arms.boundary.recovery=tail_replai",
-        "arms.boundary.recovery=tail_replai: expected one of",
-        "mean tail_replay?",
-    ),
-    "an option that a recovery lacks": (
+    ("arms.none.cache.states_per_path=3", "… with arms.none.placement.kind=none: expected null"),
+    ("arms.boundary.recovery=tail_replai", "…: expected one of", "mean tail_replay?"),
+    (
         "+arms.boundary.recovery_options.most_tokens=5",
         "arms.boundary.recovery_options.most_tokens: no such option of recompute; expected none, for it goes with ",
         "resident_kv, tail_replay",
     ),
-    "a recovery without states": (
+    (
         "model=qwen3-8b arms=attention arms.radix_1.recovery=tail_replay",
-        "arms.radix_1.recovery=tail_replay with model.name=qwen3-8b: expected recompute",
+        "… with model.name=qwen3-8b: expected recompute",
     ),
-    "a recovery that nobody prices": (
+    (
         "arms.boundary.recovery=resident_kv timing=constant timing.seconds_per_computed_token=0.001",
         "arms.boundary.recovery=resident_kv with timing.kind=constant: expected roofline",
     ),
-    "a recovery that the engine lacks": (
+    (
         "arms.boundary.recovery=tail_replay backend=engine",
         "arms.boundary.recovery=tail_replay with backend=engine: expected recompute, or backend=sim",
     ),
-    "a state format that the engine lacks": (
+    (
         "arms.boundary.state_format=int8 backend=engine",
         "arms.boundary.state_format=int8 with backend=engine: expected native, or backend=sim",
     ),
-    "a state format that saves nothing": (
+    (
         "arms.boundary.state_format=bf16 model.state_itemsize=2",
         "arms.boundary.state_format=bf16 with model.state_itemsize=2: expected native",
     ),
-    "a backfill without a tier": (
-        "arms.boundary.recovery=state_backfill",
-        "arms.boundary.recovery=state_backfill without store.tiers: expected a tier",
-    ),
-    "a backfill layer by layer": (
+    ("arms.boundary.recovery=state_backfill", "… without store.tiers: expected a tier"),
+    (
         "arms.boundary.recovery=state_backfill +tier@store.tiers.host=dram store.tiers.host.load=layerwise",
-        "store.tiers.host.load=layerwise with arms.boundary.recovery=state_backfill: expected blocking",
+        "… with arms.boundary.recovery=state_backfill: expected blocking",
     ),
-    "blocks of one token": (
+    (
         "arms.none.match=block_hash",
         "arms.none.block_size=1 with match=block_hash: expected a block",
     ),
-    "a block of nothing": ("arms.none.block_size=0", f"arms.none.block_size=0: {ABOVE_ZERO}"),
-    "a block off the grid": (
-        "arms.boundary.block_size=48",
-        "arms.boundary.block_size=48: expected a divisor or a multiple",
-    ),
-    "states for an attention-only model": (
+    ("arms.none.block_size=0", f"…: {ABOVE_ZERO}"),
+    ("arms.boundary.block_size=48", "…: expected a divisor or a multiple"),
+    (
         "model=llama-3.1-8b",
         "arms.radix_branch_last.placement.kind=branch with model.name=llama-3.1-8b",
         "expected a hybrid model, or arms=attention",
     ),
-    "a grid of nothing": ("model.grid=0", "model.grid", "0", "expected a positive integer"),
-    "heads that do not divide": ("model.kv_heads=3", "model.attention_heads", "8", "expected a multiple of kv_heads"),
-    "no arms": ("~arms", "arms is empty: expected at least one strategy"),
-    "only an unknown arm": ("only=[nonee]", "only=nonee: expected one of none, kv_only", "mean none?"),
-    "loads without arms": (
+    ("model.grid=0", "model.grid", "0", "expected a positive integer"),
+    ("model.kv_heads=3", "model.attention_heads", "8", "expected a multiple of kv_heads"),
+    ("~arms", "… is empty: expected at least one strategy"),
+    ("only=[nonee]", "only=nonee: expected one of none, kv_only", "mean none?"),
+    (
         "load.rates_rps=[4]",
         "load.rates_rps=[4.0] without load.arms: expected arms, or load.rates_rps=[]",
     ),
-    "loads of an unknown arm": ("load.rates_rps=[4] load.arms=[nonee]", "load.arms=nonee: expected one of none"),
-    "unread loads of an unknown arm": (
-        "load.arms=[none,dp_33]",
-        "load.arms=dp_33: expected one of none, ",
-        "mean dp_3?",
-    ),
-    "an unread bar of an unknown arm": ("+bars.thrash=[nope]", "bars.thrash=nope: expected one of none, "),
-    "an unread unknown bar": ("+bars.trash=[none]", "bars=trash: expected one of ", "mean thrash?"),
-    "an unread family of an unknown arm": ("+families.all=[nope]", "families.all=nope: expected one of none, "),
-    "a family without an arm": (
+    ("load.rates_rps=[4] load.arms=[nonee]", "load.arms=nonee: expected one of none"),
+    ("load.arms=[none,dp_33]", "load.arms=dp_33: expected one of none, ", "mean dp_3?"),
+    ("+bars.thrash=[nope]", "bars.thrash=nope: expected one of none, "),
+    ("+bars.trash=[none]", "bars=trash: expected one of ", "mean thrash?"),
+    ("+families.all=[nope]", "families.all=nope: expected one of none, "),
+    (
         "analyses=[summary,families] +families.all=[none] +families.no=[]",
-        "families.no=[]: expected one or more of none, ",
+        "…: expected one or more of none, ",
     ),
-    "a negative size of layers that are absent": ("model.experts_per_token=-1", "model.experts_per_token is -1"),
-    "a negative seed of weights": ("engine.seed=-1", "engine.seed=-1: expected zero or more"),
-    "a negative load": ("load.rates_rps=[-4] load.arms=[none]", f"load.rates_rps=-4.0: {ABOVE_ZERO}"),
-    "a typo in if_exists": ("output.if_exists=replce", "output.if_exists=replce: expected one of replace, resume"),
-    "a run that exists": ("output.if_exists=fail", "output.run=kept:", "exists; expected a new name"),
-    "an output root that is a file": ("output.root=/dev/null", "/dev/null/quality", "Not a directory"),
-    "a path for a shape": ("workload.path=x.jsonl", "workload.path=x.jsonl has no quality.npz; expected"),
-    "a local source without a path": (
-        "workload.source=local",
-        "workload.kind=quality, source=local needs workload.path: expected",
-    ),
-    "folding a vocabulary of words": ("workload.vocab_fold=3", "workload.vocab_fold=3", "goes with tokenised"),
-    "queries for QuALITY": ("workload.queries_path=x", "workload.queries_path=x with", "goes with system_prompts"),
-    "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
-    "seconds for the roofline": ("timing.seconds_per_step=1", "timing.seconds_per_step=1.0 with timing.kind=roofline"),
-    "negative seconds": ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
-    "a budget below the requests": (
-        "batch.max_num_batched_tokens=8",
-        "batch.max_num_batched_tokens=8: expected at least batch.max_num",
-    ),
-    "a limit of prompts without chunks": (
+    ("model.experts_per_token=-1", "model.experts_per_token is -1"),
+    ("engine.seed=-1", "…: expected zero or more"),
+    ("load.rates_rps=[-4] load.arms=[none]", f"load.rates_rps=-4.0: {ABOVE_ZERO}"),
+    ("output.if_exists=replce", "…: expected one of replace, resume"),
+    ("output.if_exists=fail", "output.run=kept:", "exists; expected a new name"),
+    ("output.root=/dev/null", "/dev/null/quality", "Not a directory"),
+    ("workload.path=x.jsonl", "… has no quality.npz; expected"),
+    ("workload.source=local", "workload.kind=quality, source=local needs workload.path: expected"),
+    ("workload.vocab_fold=3", "workload.vocab_fold=3", "goes with tokenised"),
+    ("workload.queries_path=x", "… with", "goes with system_prompts"),
+    ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
+    ("timing.seconds_per_step=1", "timing.seconds_per_step=1.0 with timing.kind=roofline"),
+    ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
+    ("batch.max_num_batched_tokens=8", "…: expected at least batch.max_num"),
+    (
         "batch=single batch.long_prefill_token_threshold=8",
-        "batch.long_prefill_token_threshold=8: expected 0, for batch.enable_chunked_prefill=false",
+        "…: expected 0, for batch.enable_chunked_prefill=false",
     ),
-    "an adaptive limit of nothing": (
+    (
         "batch.long_prefill_token_threshold_adaptive=true",
-        "batch.long_prefill_token_threshold_adaptive=true: expected batch.long_prefill_token_threshold beside it",
+        "…: expected batch.long_prefill_token_threshold beside it",
     ),
-    "Zipf without a number of requests": ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
-    "a bracket that stays open": ("only=[none", "only=[none: expected KEY=VALUE"),
-    "a word without a value": ("foo", "foo: expected KEY=VALUE"),
-    "an unknown key that is added": ("+bogus=1", "bogus: no such key"),
-    "an unknown key that is forced": ("++arms.none.bogus=1", "arms.none.bogus: no such key"),
-    "memory without end": ("store.total_gib=inf", "store.total_gib=inf: expected"),
-    "a host that never comes back": ("hardware.host_s=inf", "hardware.host_s"),
-    "a load for given times": (
+    ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
+    ("only=[none", "…: expected KEY=VALUE"),
+    ("foo", "…: expected KEY=VALUE"),
+    ("+bogus=1", "bogus: no such key"),
+    ("++arms.none.bogus=1", "arms.none.bogus: no such key"),
+    ("store.total_gib=inf", "…: expected"),
+    ("hardware.host_s=inf", "hardware.host_s"),
+    (
         "arrivals=as_given arrivals.rate_rps=null load.rates_rps=[4] load.arms=[none]",
         "load.rates_rps",
         "as_given",
     ),
-    "no load seeds": ("load.rates_rps=[4] load.arms=[none] load.seeds=[]", "load.seeds=[]: expected"),
-    "a negative load seed": ("load.rates_rps=[4] load.arms=[none] load.seeds=[-1]", "load.seeds=[-1]: expected"),
-    "a load twice": ("load.rates_rps=[4,4] load.arms=[none]", "load.rates_rps=[4.0, 4.0]: expected"),
-    "an unknown baseline": ("baseline=nonee", "baseline=nonee: expected one of none"),
-    "a run that is a path": ("output.run=a/b", "output.run=a/b: expected"),
-    "a run that is the folder above": ("output.run=..", "output.run=..: expected"),
-    "a seed beyond 64 bits": ("seeds=[99999999999999999999]", "seeds"),
-    "a tokenizer that nothing reads": ("workload.tokenizer=x", "workload.tokenizer=x"),
-    "a negative seed of synthetic prompts": (
-        "workload=synthetic workload.synthetic.seed=-1",
-        "workload.synthetic.seed",
-    ),
-    "keys that the kernel cannot read": (
+    ("load.rates_rps=[4] load.arms=[none] load.seeds=[]", "…: expected"),
+    ("load.rates_rps=[4] load.arms=[none] load.seeds=[-1]", "…: expected"),
+    ("load.rates_rps=[4,4] load.arms=[none]", "load.rates_rps=[4.0, 4.0]: expected"),
+    ("baseline=nonee", "…: expected one of none"),
+    ("output.run=a/b", "…: expected"),
+    ("output.run=..", "…: expected"),
+    ("seeds=[99999999999999999999]", "seeds"),
+    ("workload.tokenizer=x", "workload.tokenizer=x"),
+    ("workload=synthetic workload.synthetic.seed=-1", "workload.synthetic.seed"),
+    (
         "model=llama-3.2-1b arms=pic arms.pic.spans.keys=raw",
-        "arms.pic.spans.keys=raw with kernel=rotate_queries: expected local",
+        "… with kernel=rotate_queries: expected local",
     ),
-    "keys turned in shared pages": (
+    (
         "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=pre_rotated",
         "arms.pic.spans.sharing=canonical with kernel=pre_rotated, which writes to spans: expected private",
     ),
-    "a measured repair in shared pages": (
+    (
         "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=rotate_queries "
         "arms.cache_blend_15.spans.sharing=canonical",
-        "arms.cache_blend_15.spans.sharing=canonical with repair.kind=deviation",
+        "… with repair.kind=deviation",
         "expected private",
     ),
-    "a repair that checks every layer": (
+    (
         "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layer=16",
-        "arms.cache_blend_15.spans.repair.check_layer=16: expected at most layer 15 of llama-3.2-1b",
+        "…: expected at most layer 15 of llama-3.2-1b",
     ),
-    "a profile of a layer that is not there": (
+    (
         "model=llama-3.2-1b arms=pic +strategy@arms.mine=query_aware arms.mine.spans.repair.layers=[3,16]",
         "arms.mine.spans.repair.layers=[3, 16]: expected at most layer 15 of llama-3.2-1b",
     ),
-    "a store that the card cannot hold": (
+    (
         "model=qwen3.5-27b hardware=rtx4090 store=gib_64",
         "model.name=qwen3.5-27b: its weights take",
         "GiB of hardware.name=rtx4090",
     ),
-    "a repair of so many and of such a share": (
+    (
         "model=llama-3.2-1b arms=pic arms.lego_link_16.spans.repair.ratio=0.1",
         "arms.lego_link_16.spans.repair.kind=first with k=16, ratio=0.1: expected k",
     ),
-    "spans of a hybrid model": (
+    (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b: its recurrent layers",
         "expected spans.maps, or a model of attention layers alone",
     ),
-    "maps of a model without recurrent layers": (
+    (
         "model=llama-3.2-1b arms=attention +strategy@arms.mine=pic_exact arms.mine.placement.kind=none",
         "arms.mine.spans.maps.form=exact with model.name=llama-3.2-1b",
         "expected null, or a hybrid model",
     ),
-    "a repair of last tokens on a hybrid model": (
+    (
         "arms=hybrid_pic arms.pic_sum.spans.repair.kind=last arms.pic_sum.spans.repair.k=4",
         "arms.pic_sum.spans.repair.kind=last with arms.pic_sum.spans.maps, which are of what follows a repair",
         "expected none or first",
     ),
-    "maps of spans that were computed after others": (
+    (
         "arms=hybrid_pic arms.pic_sum.spans.provenance=as_seen",
-        "arms.pic_sum.spans.provenance=as_seen with arms.pic_sum.spans.maps",
+        "… with arms.pic_sum.spans.maps",
         "expected isolated",
     ),
-    "maps of spans that a request copies": (
+    (
         "arms=hybrid_pic arms.pic_sum.spans.sharing=private",
-        "arms.pic_sum.spans.sharing=private with arms.pic_sum.spans.maps",
+        "… with arms.pic_sum.spans.maps",
         "expected canonical",
     ),
-    "one held state beside maps": (
+    (
         "arms=hybrid_pic arms.pic_sum.cache.hold_state=true",
         "arms.pic_sum.cache.hold_state=True with arms.pic_sum.spans.maps",
         "expected False",
     ),
-    "a rank beyond the keys of a head": (
+    (
         "arms=hybrid_pic arms.pic_low_rank_4.spans.maps.rank=129",
         "arms.pic_low_rank_4.spans.maps.rank=129",
         "expected at most 128, the key channels of a head",
     ),
-    "maps within blocks": (
+    (
         "arms=hybrid_pic arms.pic_exact.block_size=16 arms.pic_exact.spans.maps.interval=40",
-        "arms.pic_exact.spans.maps.interval=40: expected a multiple of arms.pic_exact.block_size=16",
+        "…: expected a multiple of arms.pic_exact.block_size=16",
     ),
-    "a rank of an exact map": (
-        "arms=hybrid_pic arms.pic_exact.spans.maps.rank=4",
-        "arms.pic_exact.spans.maps.rank=4 with form=exact",
-        "expected null",
-    ),
-    "old positions of turned queries": (
+    ("arms=hybrid_pic arms.pic_exact.spans.maps.rank=4", "… with form=exact", "expected null"),
+    (
         "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
-        "arms.pic.spans.positions=original with kernel=rotate_queries, keys=local: "
-        "expected kernel=pre_rotated, keys=absolute",
+        "… with kernel=rotate_queries, keys=local: expected kernel=pre_rotated, keys=absolute",
     ),
-    "spans in private entries": (
+    (
         "model=llama-3.2-1b arms=pic arms.pic.sharing=private",
         "arms.pic.spans with sharing=private, last_token=recompute: expected shared and recompute",
     ),
-    "an unknown key of spans": (
+    (
         "model=llama-3.2-1b arms=pic arms.pic.spans.bogus=1",
         f"arms.pic.spans.bogus: {DOCUMENTED} provenance, keys",
     ),
-    "an unknown repair": (
+    (
         "model=llama-3.2-1b arms=pic arms.pic.spans.repair.kind=frist",
-        "arms.pic.spans.repair.kind=frist: expected one of none, first",
+        "…: expected one of none, first",
         "mean first?",
     ),
-    "a trace's pace at other times": (
+    (
         "workload=ragpulse workload.ragpulse.speedup=60",
         "workload.ragpulse.speedup=60.0 with arrivals.kind=poisson: expected as_given",
     ),
-    "a trace's rate at other times": (
+    (
         "workload=ragpulse workload.ragpulse.rate_rps=2",
         "workload.ragpulse.rate_rps=2.0 with arrivals.kind=poisson: expected as_given",
     ),
-    "a rate of its own for a trace": (
+    (
         "workload=ragpulse arrivals=as_given",
         "arrivals.rate_rps=8.0 with arrivals.kind=as_given: expected arrivals.rate_rps=null",
     ),
-    "a sweep of an analysis without arms": (
+    (
         "analyses=[serving] sweep=['store.total_gib=1,2']",
-        "sweep=['store.total_gib=1,2'] with analyses=['serving']: expected sweep=[], or summary among them",
+        "… with analyses=['serving']: expected sweep=[], or summary among them",
     ),
-    "tracking online without an account": (
-        "tracking.kind=wandb tracking.mode=online",
-        "tracking.mode=online: expected",
-    ),
-}
+    ("tracking.kind=wandb tracking.mode=online", "…: expected"),
+)
 
 # Refused because of files and packages, not settings: --dry and a run give the same sentence.
 OF_A_RUN = (
-    "unknown key of Hydra",
-    "sessions of an open workload",
-    "a run that exists",
-    "an output root that is a file",
-    "tracking online without an account",
+    "hydra.bogus=1",
+    "arrivals=sessions load.rates_rps=[] load.arms=[]",
+    "output.if_exists=fail",
+    "output.root=/dev/null",
+    "tracking.kind=wandb tracking.mode=online",
 )
+SENTENCES = {
+    typed: (first.replace("…", typed.split()[-1].lstrip("+~")), *others) for typed, first, *others in USER_ERRORS
+}
 
 
-@pytest.mark.parametrize("mistake", [name for name in USER_ERRORS if name not in OF_A_RUN])
-def test_a_mistake_gets_its_sentence(mistake: str, spanlab, one_sentence, toy):
-    typed, *words = USER_ERRORS[mistake]
-    one_sentence(spanlab("-cn", "smoke", "--dry", *toy, *typed.split()), *words)
+@pytest.mark.parametrize("typed", [typed for typed in SENTENCES if typed not in OF_A_RUN])
+def test_a_mistake_gets_its_sentence(typed: str, spanlab, one_sentence, toy):
+    one_sentence(spanlab("-cn", "smoke", "--dry", *toy, *typed.split()), *SENTENCES[typed])
 
 
 @pytest.fixture(scope="module")
@@ -633,17 +549,16 @@ def finished(tmp_path_factory) -> Path:
     return run_study(compose("smoke", [*TOY, "output.run=kept"]), "smoke", root)
 
 
-@pytest.mark.parametrize("mistake", ["memory too small for one request", *OF_A_RUN])
+@pytest.mark.parametrize("typed", ["store.total_gib=0.001", *OF_A_RUN])
 def test_a_mistake_leaves_a_finished_run_as_it_is(
-    mistake: str, finished: Path, spanlab, one_sentence, bytes_below, monkeypatch, tmp_path: Path
+    typed: str, finished: Path, spanlab, one_sentence, bytes_below, monkeypatch, tmp_path: Path
 ):
     monkeypatch.setenv("HOME", str(tmp_path))  # without a login
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    typed, *words = USER_ERRORS[mistake]
     before = bytes_below(finished)
     here = (f"output.root={finished.parents[1]}", "output.run=kept")
     said = [spanlab("-cn", "smoke", *dry, *TOY, *here, *typed.split()) for dry in ([], ["--dry"])]
-    one_sentence(said[0], *words)
+    one_sentence(said[0], *SENTENCES[typed])
     assert said[1].ours == said[0].ours
     assert bytes_below(finished) == before
 

@@ -27,7 +27,7 @@ def test_a_next_turn_resumes_in_the_answer(kinds, states, at_once):
     arm.placement.kind, arm.placement.also = kinds[0], ["last", *kinds[1:]]
     arm.placement.interval = 2 * GRID if kinds[0] == "decode_interval" else None
     requests = turns(at_once)
-    result = run(make_hybrid(), arm, requests, at_once=at_once)
+    result = run(make_hybrid(layers=2), arm, requests, at_once=at_once)
     assert result.engine.policy.checkpoints(requests[1]) == [GRID, *states]
     assert result.records[1].reused_tokens == 3 * GRID
     assert off(result, requests[1]) < 1e-5
@@ -42,7 +42,7 @@ def test_chunks_end_in_states():
         Request(i, 0, (Span(long[:depth]), Span(random_tokens(-i - 1, 9))), 1, i * APART)
         for i, depth in enumerate([300, 200])
     ]
-    result = run(make_hybrid(), arm, requests, rules=BatchRules(100, 4))
+    result = run(make_hybrid(layers=2), arm, requests, rules=BatchRules(100, 4))
     assert result.engine.policy.checkpoints(requests[0]) == [64, 192, 256]  # chunks of 100 tokens
     assert result.records[1].reused_tokens == 192
     assert off(result, requests[1]) < 1e-5

@@ -53,7 +53,7 @@ CASES = {  # on a device that is not there: model, arm, requests
 @pytest.mark.parametrize(("name", "block_size"), in_turn(ARMS, (1, 16)))
 def test_padded_logits_are_those_of_plain_decoding(name, block_size):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
-    both(make_small(), arm(name, block_size), requests, rules=RULES)
+    both(make_small(layers=2), arm(name, block_size), requests, rules=RULES)
 
 
 def both(model, strategy, requests: list[Request], **options):
@@ -71,12 +71,12 @@ def both(model, strategy, requests: list[Request], **options):
 )
 def test_padded_logits_of_a_hybrid_resumed_from_checkpoints(kind, name):
     requests, rules = crowd(6), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
-    result = both(make_hybrid(kind), checkpoint(name), requests, rules=rules)
+    result = both(make_hybrid(kind, layers=2), checkpoint(name), requests, rules=rules)
     assert off(result, *requests) < 1e-5
 
 
 def test_padded_logits_of_a_hybrid_that_is_preempted():
-    requests, strategy, model = crowd(40, longest=100, apart_ns=0), checkpoint("block_64"), make_hybrid()
+    requests, strategy, model = crowd(40, longest=100, apart_ns=0), checkpoint("block_64"), make_hybrid(layers=2)
     budget = least_budget(model, strategy, requests)
     result = both(model, strategy, requests, rules=BatchRules(75, 7), budget=budget, states=6)
     assert result.rows[0].preemptions > 0
@@ -94,14 +94,14 @@ def test_states_are_kept_while_a_padded_batch_decodes():
     strategy = checkpoint("last")
     strategy.placement.kind, strategy.placement.also, strategy.placement.interval = "decode_interval", ["last"], 64
     requests = turns(at_once=False)
-    result = both(make_hybrid(), strategy, requests)
+    result = both(make_hybrid(layers=2), strategy, requests)
     assert result.records[1].reused_tokens == 192
     assert off(result, requests[1]) < 1e-5
 
 
 def test_outputs_do_not_depend_on_the_unused_state():
     requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
-    result = start(make_hybrid(), checkpoint("block_64"), requests, rules=rules, decode="padded")
+    result = start(make_hybrid(layers=2), checkpoint("block_64"), requests, rules=rules, decode="padded")
     for tensor in result.engine.memory.states.pool.slab.row(PADDING_ROW).values():
         tensor.fill_(torch.nan)
     result.serve(requests)
@@ -155,9 +155,15 @@ def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
         return rows
 
     monkeypatch.setattr(engine, "pad_rows", noted)
-    run(make_small(), arm("pic"), questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3), rules=RULES, decode="padded")
+    run(
+        make_small(layers=2),
+        arm("pic"),
+        questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3),
+        rules=RULES,
+        decode="padded",
+    )
     requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=3, at=0)
-    run(make_small(), arm("pic"), requests, rules=RULES, decode="padded")
+    run(make_small(layers=2), arm("pic"), requests, rules=RULES, decode="padded")
     assert sizes == {(1, 1, 4), (2, 2, 8), (3, 4, 16)}  # a head, two documents and a question each
 
 

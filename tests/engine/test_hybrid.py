@@ -171,7 +171,7 @@ def crowd(output: int, longest: int = 260, apart_ns: int = 2_500_000) -> list[Re
 def test_packed_chunked_and_warm(name, rules):
     requests = crowd(6)
     strategy = checkpoint(name, block_size=1 if rules == "chunked" and name != "block_hash_align" else 16)
-    result = start(make_hybrid(), strategy, requests, rules=RULES[rules])
+    result = start(make_hybrid(layers=2), strategy, requests, rules=RULES[rules])
     for _ in range(2):
         result.serve(requests)
         assert off(result, *requests) < 1e-5

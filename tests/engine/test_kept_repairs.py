@@ -28,7 +28,7 @@ def test_kept_repairs_change_no_logit(block_size: int, spans: dict, at: int | No
     requests = questions(ORDERS, LENGTHS, output=3, at=at)
     rules = BatchRules(max_num_batched_tokens=24, max_num_seqs=3)
     plain, kept = (
-        start(make_small(), one, requests, rules=rules).serve(requests) for one in methods(block_size, **spans)
+        start(make_small(layers=2), one, requests, rules=rules).serve(requests) for one in methods(block_size, **spans)
     )
     for request in requests:
         torch.testing.assert_close(kept.of(request), plain.of(request), rtol=1e-5, atol=1e-5)
@@ -42,7 +42,9 @@ def test_kept_repairs_survive_a_tight_store(block_size: int):
     """Spans are evicted and their repairs are not, and the other way round."""
     requests = questions([ORDERS[at % len(ORDERS)] for at in range(16)], LENGTHS, output=4, at=0)
     plain, kept = (
-        start(make_small(), one, requests, budget=230, rules=BatchRules(max_num_batched_tokens=40, max_num_seqs=4))
+        start(
+            make_small(layers=2), one, requests, budget=230, rules=BatchRules(max_num_batched_tokens=40, max_num_seqs=4)
+        )
         for one in methods(block_size)
     )
     for request in requests:
@@ -58,5 +60,5 @@ def test_an_unlimited_store_has_pages_for_every_repair():
     """Every order of the spans is a separate prefix with separate repairs."""
     requests = questions(list(permutations(range(4))), LENGTHS, output=2)
     _, kept = methods(1)
-    served = start(make_small(), kept, requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
+    served = start(make_small(layers=2), kept, requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
     assert nothing_leaks(served.serve(requests))

@@ -111,7 +111,7 @@ def test_a_number_of_rows_is_captured_once(recorded, monkeypatch):
     capture = Pieces._capture
     monkeypatch.setattr(Pieces, "_capture", lambda self, *size: captured.append(size) or capture(self, *size))
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
-    both(recorded, make_small(), arm("pic", 16), requests, rules=RULES)
+    both(recorded, make_small(layers=2), arm("pic", 16), requests, rules=RULES)
     assert captured[:2] == [(64, 1), (128, 1)] and len(captured) == len(set(captured))
     assert {chosen for _, chosen in captured} == {1, 4}, "three rows of logits are padded to four"
     assert recorded.replayed > 10
@@ -127,12 +127,12 @@ def test_pieces_are_refused_on_a_processor():
 )
 def test_logits_in_pieces_are_those_of_plain_forwards(recorded, name):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
-    both(recorded, make_small(), arm(name, 16), requests, rules=RULES)
+    both(recorded, make_small(layers=2), arm(name, 16), requests, rules=RULES)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
 def test_logits_of_a_hybrid_resumed_from_checkpoints(recorded, kind):
-    both(recorded, make_hybrid(kind), checkpoint("block_64"), crowd(12), rules=BatchRules(75, 7))
+    both(recorded, make_hybrid(kind, layers=2), checkpoint("block_64"), crowd(12), rules=BatchRules(75, 7))
 
 
 def test_logits_of_a_hybrid_whose_spans_are_composed(recorded):
@@ -142,5 +142,5 @@ def test_logits_of_a_hybrid_whose_spans_are_composed(recorded):
 
 def test_larger_steps_are_launched_plainly(recorded):
     requests = questions([(0, 1), (1, 0)], (100, 90))
-    both(recorded, make_small(), arm("none", 16), requests, rules=BatchRules(4096, 1))
+    both(recorded, make_small(layers=2), arm("none", 16), requests, rules=BatchRules(4096, 1))
     assert recorded.replayed == 0

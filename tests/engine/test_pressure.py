@@ -19,8 +19,9 @@ PAGED = pytest.mark.parametrize(("name", "block_size"), in_turn(ARMS, (1, 16)))
 
 
 def layers_for(strategy) -> int:
-    """Gradual filtering needs layers to filter in."""
-    return 5 if strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual" else 3
+    """Deviations need layers to differ in, and gradual filtering layers to filter in."""
+    kind = "none" if strategy.spans is None else strategy.spans.repair.kind
+    return {"deviation": 3, "deviation_gradual": 5}.get(kind, 2)
 
 
 @PAGED

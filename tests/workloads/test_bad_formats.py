@@ -21,21 +21,6 @@ from .log_samples import SAMPLES
 LINES = tuple(name for name, sample in SAMPLES.items() if sample()[:1] == b"{" and sample().rstrip().count(b"\n"))
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_line_that_ends_early_is_named_or_counted(tmp_path: Path, name: str):
-    path, whole = tmp_path / "log.jsonl", SAMPLES[name]()
-    rows = whole.rstrip().split(b"\n")
-    path.write_bytes(b"\n".join([*rows, rows[-1][: len(rows[-1]) // 2]]))
-    if name.partition(" ")[0] == "vllm_bench":
-        pytest.skip("one object with a list for each field is no row")
-    with pytest.raises(ValueError, match=rf"log.jsonl:{len(rows) + 1}: line: expected JSON; "):
-        read_log(path, LogSettings())
-    log = read_log(path, LogSettings(bad_lines="skip"))
-    assert any(f"bad lines (line, first in line {len(rows) + 1})" in note for note in log.notes)
-    path.write_bytes(whole)
-    assert log.requests == read_log(path, LogSettings()).requests
-
-
 def changed(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
     """Return copies of rows of which each was changed."""
     copies = [orjson.loads(orjson.dumps(row)) for row in rows]
@@ -291,41 +276,6 @@ def test_unknown_blocks_are_counted_by_type(tmp_path: Path, block: dict[str, Any
     known = any(kind in note for note in log.notes)
     read_as_text = log.prompt_tokens[1] > log.prompt_tokens[0] + 1
     assert known or read_as_text  # never dropped without a word
-
-
-def _repeated_otel() -> list[dict[str, Any]]:
-    rows = [orjson.loads(line) for line in SAMPLES["otel"]().splitlines()]
-    return [*rows, *rows]
-
-
-@pytest.mark.parametrize(
-    ("rows", "note"),
-    [
-        ([*claude_session(), *claude_session()[-2:]], "2 lines that repeat an earlier line"),
-        (_repeated_otel(), "spans that repeat an earlier one"),
-    ],
-    ids=["claude", "otel"],
-)
-def test_repeated_ids_count_once(tmp_path: Path, rows: list[dict[str, Any]], note: str):
-    log = read_rows(tmp_path, rows)
-    assert log.requests == 2
-    assert any(note in each for each in log.notes)
-
-
-def test_skipped_lines_are_counted_by_kind(tmp_path: Path):
-    bad = [
-        {"messages": "text", "time": 5},
-        {"messages": [], "time": 6},
-        {"messages": [{"content": "no role"}], "time": 7},
-        {"prompt": 5, "time": 8},
-    ]
-    with pytest.raises(ValueError, match=r"log.jsonl:3: messages: expected a list of messages"):
-        read_rows(tmp_path, [*openai_rows(), *bad])
-    log = read_rows(tmp_path, [*openai_rows(), *bad], bad_lines="skip")
-    assert log.requests == 2
-    [note] = [note for note in log.notes if note.startswith("left out of")]
-    assert "bad lines (messages, first in line 3) (3 times" in note
-    assert "bad lines (prompt, first in line 6) (1 times" in note
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Server logs are recognised by content and read line by line."""
 
 import errno
-import gzip
 import json
 import pickle
 import re
@@ -19,7 +18,7 @@ from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Provenance, Workload
 
 from ..support.shared import TRACES, needs
-from .log_samples import FIRST, SAMPLES, SECOND, lines, table, write_sample
+from .log_samples import FIRST, SECOND, lines, table, write_sample
 
 #: Known facts of each sample: prompt lengths, tokens seen before, kind of ids.
 CHAINED, CONTENT, NONE = Ids.CHAINED, Ids.CONTENT, Ids.NONE
@@ -62,10 +61,6 @@ def test_log_is_recognised_and_read(tmp_path: Path, name: str):
     assert (reused_tokens(log), log.ids) == (shared, ids)
 
 
-def test_every_format_has_a_sample():
-    assert {name.partition(" ")[0] for name in SAMPLES} == set(LOG_FORMATS) - {"ragpulse"}
-
-
 def test_equal_messages_share_text(tmp_path: Path):
     log = read_log(write_sample(tmp_path, "openai"), LogSettings())
     assert reused_tokens(log) == log.prompt_tokens[0]
@@ -99,13 +94,6 @@ def test_full_folder_of_temporary_files_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(prompts.tempfile, "TemporaryFile", FullFile)
     with pytest.raises(ValueError, match=r"TMPDIR=.*: expected room for the prompts of the log, but No space"):
         read_log(path, LogSettings())
-
-
-def test_packed_log_reads_as_plain(tmp_path: Path):
-    plain = write_sample(tmp_path, "sglang")
-    packed = tmp_path / "packed"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_log(packed, LogSettings()).fingerprint == read_log(plain, LogSettings()).fingerprint
 
 
 def test_session_over_many_lines_reads_alike(tmp_path: Path):
