@@ -8,6 +8,7 @@ import pytest
 from spanlab.core.placement import balanced, branch, last, no_states
 from spanlab.core.plan import Losses
 
+from ..support.products import every_pair, in_turn
 from .factories import (
     BLIND_EVICTIONS,
     KV,
@@ -182,8 +183,7 @@ def test_the_longest_private_entry_serves_and_the_oldest_of_equals():
     assert len({id(root) for root in (first, second, third)}) == 3
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("capacity", "seed"), in_turn([1, 2, 3, 7], range(4)))
 def test_private_entries_first_in_first_out_equal_a_list(seed, capacity):
     """The published study's store: K whole entries; the oldest is evicted before a new one is stored."""
     rng = np.random.default_rng(seed)
@@ -257,9 +257,7 @@ def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
     return decisions
 
 
-@pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize(("eviction", "private", "hybrid"), every_pair(BLIND_EVICTIONS, [False, True], [False, True]))
 def test_the_same_operations_give_the_same_answers(hybrid, private, eviction):
     runs = []
     for _ in range(2):

@@ -6,6 +6,7 @@ import pytest
 
 from spanlab.core.policies.tree import TreePolicy
 
+from ..support.products import in_turn
 from .factories import APART, HEAD, arm, document, make_policy, make_request, make_small, questions, run, start, text
 from .oracles import divergence, error, far
 
@@ -19,8 +20,7 @@ def test_the_first_request_is_full_recompute(block_size, name):
     assert error(run(make_small(), arm(name, block_size), [request]), request, blocks=False) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["attention", "neighbours", "deviation"])
-@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(("kind", "block_size"), in_turn(["attention", "neighbours", "deviation"], [1, 16]))
 def test_measured_attention_repairs_reused_spans(block_size, kind):
     strategy = arm("as_seen_blend_15", block_size, repair={"kind": kind, "ratio": 1.0})
     orders = [(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)]

@@ -4,6 +4,7 @@ import pytest
 
 from spanlab.core.admission import BatchRules
 
+from ..support.products import in_turn
 from .factories import arm, make_small, questions, start
 from .oracles import run_checked
 
@@ -20,8 +21,7 @@ METHODS = (
 )
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("block_size", "name"), in_turn([1, 16], METHODS))
 def test_logits_are_the_methods_own_while_requests_meet(name, block_size):
     requests, rules = questions(ORDERS, LENGTHS, output=3, at=0), BatchRules(max_num_batched_tokens=40, max_num_seqs=3)
     result = run_checked(make_small(), arm(name, block_size), requests, rules=rules)

@@ -8,6 +8,7 @@ import pytest
 from spanlab.offline.expiry import Expiry, expiring_reuse
 from spanlab.offline.replay import EXPIRED, CacheRules, ReplayRequests, replay
 
+from ..support.products import in_turn
 from .test_replay import SEEDS, random_prompts, token_paths
 
 
@@ -68,8 +69,7 @@ def limited(prompts: list[np.ndarray], times: list[float], blocks: int, size: in
     return reused
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize(("seed", "size"), in_turn(SEEDS, [1, 16]))
 def test_memory_and_time_hold_together(seed: int, size: int):
     both, memory, time = check_limits(seed, size)
     assert both < memory or both < time

@@ -16,6 +16,7 @@ from spanlab.core.request import Request, Span
 from spanlab.core.step import ScheduledSequence, ScheduledStep, features
 from spanlab_sim.run import simulate
 
+from ..support.products import in_turn
 from .test_by_hand import MS, TIMING, make_policy, make_request, serve, times_ms
 
 ALL = Speculation(draft_tokens=2, acceptance=1.0, draft_cost=0.25)
@@ -100,8 +101,7 @@ def test_every_request_gets_its_output_and_nothing_stays_held(name, ahead, shape
     check_free(name, policy)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("method", ["ngram", "eagle"])
+@pytest.mark.parametrize(("ahead", "method"), in_turn([False, True], ["ngram", "eagle"]))
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=6),
     drafts=st.integers(1, 7),

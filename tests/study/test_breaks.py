@@ -15,6 +15,7 @@ from spanlab.workloads.logs import mends, prompts, rendering
 from spanlab.workloads.logs.mends import MENDS
 
 from ..support.files import write_lines
+from ..support.products import in_turn
 from ..support.tokenizers import save_word_tokenizer
 from .explained import chat, explained, explained_bodies, fixes_of, invented
 
@@ -221,8 +222,7 @@ def computed_tokens(summary: dict[str, Any]) -> int:
     return computed
 
 
-@pytest.mark.parametrize("kind", LOGS)
-@pytest.mark.parametrize("memory", ["store.total_gib=64", "store.total_gib=0.4"])
+@pytest.mark.parametrize(("kind", "memory"), in_turn(LOGS, ["store.total_gib=64", "store.total_gib=0.4"]))
 def test_mended_log_has_the_predicted_reuse(tmp_path: Path, kind: str, memory: str):
     bodies = [
         LOGS[kind](number) | {"output_length": 7 * number, "session_id": f"s{number % 5}"} for number in range(24)
@@ -417,8 +417,7 @@ def counted(number: int) -> dict[str, Any]:
     return body | ({"usage": usage} if number != 16 else {})
 
 
-@pytest.mark.parametrize("columns", ["", "160"])
-@pytest.mark.parametrize("kind", [shuffled, counted])
+@pytest.mark.parametrize(("columns", "kind"), in_turn(["", "160"], [shuffled, counted]))
 def test_terminal_shows_a_page_of_lines(kind, columns: str, tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     bodies = [kind(number) for number in range(32)]

@@ -12,6 +12,7 @@ from spanlab.study.bounds import BoundCrossedError
 from spanlab.study.prepare import check_memory
 
 from ..support.files import write_lines
+from ..support.products import in_turn
 from ..support.shared import TRACES, needs
 from .explained import chat, explained, explained_bodies, fixes_of, invented
 
@@ -232,8 +233,7 @@ VOLATILE = {
 }
 
 
-@pytest.mark.parametrize("kind", VOLATILE)
-@pytest.mark.parametrize("where", ["start", "middle"])
+@pytest.mark.parametrize(("kind", "where"), in_turn(VOLATILE, ["start", "middle"]))
 def test_volatile_line_is_moved_behind_the_rest(tmp_path: Path, kind: str, where: str):
     rest = [SHARED[:6000], SHARED[6000:]] if where == "middle" else [SHARED]
 

@@ -10,6 +10,7 @@ from spanlab.workloads import Workload, make_shape
 from spanlab.workloads.selection import Arrangement, arranged
 from spanlab.workloads.workload import Joints
 
+from ..support.products import in_turn
 from .conftest import QUALITY_ROWS
 from .factories import check_equal_prefixes, decoded, load_workload, token_lists
 
@@ -29,8 +30,7 @@ def parts_of(workload: Workload) -> list[tuple[list[int], list[int], list[int]]]
     return [(ids(*r.spans[:-2]), ids(r.spans[-2]), ids(r.spans[-1])) for r in workload.requests]
 
 
-@pytest.mark.parametrize("order", ["shuffled", "fixed", "own_first", "own_last"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("order", "kind"), in_turn(["shuffled", "fixed", "own_first", "own_last"], KINDS))
 def test_a_prompt_is_opening_documents_and_question(kind: str, order: str):
     plain = load_workload(kind, **PLAIN)
     result = arranged(plain, Arrangement(3, order), JOINTS)

@@ -13,6 +13,7 @@ from spanlab.workloads.logs.log import Log
 from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab.workloads.logs.rows import Row, parse_json
 
+from ..support.products import in_turn
 from .log_samples import SAMPLES
 from .test_bad_formats import LINES
 
@@ -65,8 +66,7 @@ def assert_alike(log: Log, usual: Log) -> None:
         assert np.array_equal(log.usage, usual.usage, equal_nan=True)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize(("writer", "name"), in_turn(WRITERS, LINES))
 def test_lines_of_other_writers_read_alike(tmp_path: Path, name: str, writer: str):
     rows = [orjson.loads(line) for line in SAMPLES[name]().splitlines()]
     assert_alike(read(tmp_path, WRITERS[writer](rows)), read(tmp_path, SAMPLES[name]()))
