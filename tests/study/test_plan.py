@@ -93,7 +93,7 @@ def test_requests_that_come_together_meet_at_no_load(tmp_path: Path):
 
 
 def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
-    log = lengths(tmp_path, 600, gap_s=1.0)
+    log = lengths(tmp_path, 300, gap_s=1.0)
     drawn = "arrivals=poisson", "arrivals.rate_rps=1.0", "plan.search=[load]", "plan.resolution=0.02"
     summary = planned(tmp_path, f"log={log}", *drawn, "slo.queue_mean_s=0.2")
     highest = 2 * 0.2 / (SERVICE_S + 2 * 0.2) / SERVICE_S  # W = ρ S / 2 (1 − ρ) solved for the rate
@@ -186,7 +186,7 @@ def test_several_targets_hold_at_once(tmp_path: Path):
 
 
 def test_shaken_runs_widen_intervals(tmp_path: Path):
-    log = lengths(tmp_path, 120, gap_s=0.13)
+    log = lengths(tmp_path, 60, gap_s=0.13)
     settings = f"log={log}", "plan.search=[load]", "plan.resolution=0.03", "slo.queue_mean_s=0.005"
     once, often = (planned(tmp_path, *settings, f"plan.shakes={shakes}") for shakes in (1, 3))
     a, b = (summary["references"]["own"]["queue_mean_s"] for summary in (once, often))
