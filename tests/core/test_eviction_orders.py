@@ -9,7 +9,7 @@ from spanlab.core.store import Store, recount
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import PrefixTree, shared_name, whole
 
-from .factories import KV, make_budget, make_request
+from .factories import BLIND_EVICTIONS, KV, finish, make_budget, make_policy, make_request, walk
 from .published_evictions import Arc, Gdsf, S3Fifo, Sieve, Slru
 
 BLOCK = 4
@@ -128,3 +128,39 @@ def test_equal_sizes_make_belady_by_size_belady(seed):
     rng = np.random.default_rng(seed)
     keys, capacity = traffic(rng, 60, 300), int(rng.integers(2, 30))
     assert count_hits(keys, capacity, "belady_size") == count_hits(keys, capacity, "belady")
+
+
+# -- Evicting bytes at once or step by step takes the same entries, so steps can be jumped. ---
+
+
+TOKENS = 96
+
+
+def full_policy(eviction: str, fixed_blocks: bool, seed: int):
+    """Return a policy whose store is full of prompts with common prefixes."""
+    rng = np.random.default_rng(seed)
+    policy = make_policy(make_budget(tokens=TOKENS), eviction=eviction, block_size=4, fixed_blocks=fixed_blocks)
+    earlier = [()]
+    for number in range(30):
+        base = earlier[rng.integers(len(earlier))][: 4 * rng.integers(6)]
+        earlier.append((*base, *rng.integers(0, 9, rng.integers(1, 21)).tolist()))
+        allocation = policy.allocate(policy.match(make_request(earlier[-1], id=number), number), number)
+        assert allocation is not None
+        finish(policy, allocation, number)
+    return policy
+
+
+def stored(policy) -> list[tuple[int, ...]]:
+    """Return the paths of all nodes."""
+    return sorted(tuple(path) for root in policy.index.all() for path, _ in walk(root))
+
+
+@pytest.mark.parametrize("fixed_blocks", [False, True])
+@pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
+def test_the_same_entries_are_evicted_at_once_and_token_by_token(eviction, fixed_blocks):
+    for seed in range(3):
+        at_once, stepwise = (full_policy(eviction, fixed_blocks, seed) for _ in range(2))
+        for tokens in (1, 7, 30, 40):
+            assert at_once.store.reserve(tokens, 0)
+            assert all(stepwise.store.reserve(1, 0) for _ in range(tokens))
+            assert stored(at_once) == stored(stepwise)

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from spanlab_kernels.attention.batch import Group, Span, span_batch
+from spanlab_kernels.attention import attend
+from spanlab_kernels.attention.batch import FORMS, Group, Span, span_batch
 from spanlab_kernels.attention.cpu import MASKED_ROWS, Run, plan, row_plan
+from spanlab_kernels.attention.reference import key_mass
 from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.testing import inverse_powers
+
+from .attention_layouts import Layout, Prompt, Shape, Use, dense, fill, store
 
 TABLE = angle_table(inverse_powers(8), 4096)
 SPAN = Span(index=5, length=6, position=40, pages=[7, 2], offset=1)
@@ -161,3 +165,26 @@ def test_masks_of_scattered_rows_are_bounded():
 def test_a_plan_is_cached_for_all_layers():
     batch = span_batch([Group([10], [SPAN])], page_size=4)
     assert plan(batch, per_span=True) is plan(batch, per_span=True)
+
+
+# -- The attention mass of a key equals dense attention over values that are 1 for this key and 0 for others. ---
+
+
+LAYOUT = Layout([20, 9, 30], [Prompt([40, 41, 55, 59], [Use(0, 31, 31, 20), Use(1, 2, 2, 9), Use(2, 60, 60, 30)])])
+SHAPES = [Shape(), Shape(kv_heads=2, group_heads=3, rotary_dim=32), Shape(page_size=1, interleaved=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_mass_is_the_sum_of_dense_weights(shape, form):
+    content = fill(LAYOUT, shape)
+    order = [torch.eye(59, 64)[start : start + length] for start, length in ((0, 20), (20, 9), (29, 30))]
+    ones = replace(content, values=[value[:, None].expand(-1, shape.kv_heads, -1) for value in order])
+    expected = dense(ones)[0].sum((0, 1))[:59]
+    query, keys, values, batch = store(content, form)
+    options = {"form": form, "table": shape.table(), **shape.options}
+    lse = attend(query, keys, values, batch, **options)[1]
+    mass = key_mass(query, lse, keys, batch, **options)
+    torch.testing.assert_close(mass.double(), expected, atol=1e-5, rtol=0)
+    assert mass[29:].abs().max() == 0  # no row sees the last document
+    assert abs(float(mass.sum()) - 4 * shape.kv_heads * shape.group_heads) < 1e-4

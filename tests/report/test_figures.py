@@ -15,7 +15,7 @@ from spanlab.report import style
 from spanlab.report.curves import FIGURES, Point, frontier
 from spanlab.report.data import half_width, holds_states
 from spanlab.report.figures import best_of_families, binned_quartiles, reference
-from spanlab.report.style import byte_unit, empirical_cdf, plain_number, write_figure
+from spanlab.report.style import byte_unit, empirical_cdf, framed_with, plain_number, write_figure
 
 from ..support.figures import check_fits
 
@@ -293,3 +293,16 @@ def test_full_stores_are_not_on_the_frontier():
     small = Point("small", "dp", 1, 10, 0.0, (0.0, 0.0), True)
     full = Point("full", "dp", 2, 20, 0.0, (0.0, 0.0), True, full=True)
     assert frontier([small, full], larger_is_better=True) == [small]
+
+
+# -- A long footer makes a figure taller and does not overlap its axes. ---
+
+
+@pytest.mark.parametrize("count", [1, 40, 90, 160])
+def test_footer_does_not_touch_the_axis_title(count):
+    figure, ((ax,),) = framed_with("measured " * count, "title")
+    ax.set_xlabel("share of prompt tokens (%)")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    footer = figure.texts[-1].get_window_extent(renderer)
+    assert ax.xaxis.label.get_window_extent(renderer).y0 >= footer.y1
