@@ -21,6 +21,27 @@ from .templates import (
     closing_by_length,
 )
 
+ALIKE = "expected a template that wraps a message in the same way everywhere"
+ALONE = f"so it cannot be an independent span; {ALIKE}"
+OTHERWISE = f"the chat template of toy writes {{}} otherwise in another place, {ALONE}"
+BY_PLACE = f"the chat template of toy wraps message {{}} by its place in this chat, {ALONE}"
+CHANGED = (
+    "the chat template of toy changes message {}, so its place in the prompt cannot be found;"
+    " expected a text that the template leaves as it is, often one without spaces at its ends"
+)
+CLOSED = (
+    "the chat template of toy leaves no assistant turn open behind these messages;"
+    " expected a template with add_generation_prompt"
+)
+REORDERED = (
+    "the chat template of toy repeats, leaves out or reorders messages, so their places in the prompt"
+    " cannot be found; expected a template that writes each message once, in order"
+)
+BEGINS_INSIDE = (
+    "the chat template of toy writes <|endoftext|> inside the prompt, at token {};"
+    " expected one at the beginning and none elsewhere, or one before every message"
+)
+
 
 @pytest.mark.parametrize(
     ("template", "text", "sentence"),
@@ -34,99 +55,44 @@ from .templates import (
         (
             TRIMMING,
             '(seq (system "s") (plus "a" "doc b ") "q")',
-            "the chat template of toy changes message 3, user 'doc b ', so its place in the prompt cannot be found;"
-            " expected a text that the template leaves as it is, often one without spaces at its ends",
+            CHANGED.format("3, user 'doc b '"),
         ),
         (
             THINKING,
             '(seq "q" (assistant "<think>well</think>so") "and?")',
-            "the chat template of toy changes message 2, assistant '<think>well</think>so', so its place in the prompt"
-            " cannot be found; expected a text that the template leaves as it is, often one without spaces at its ends",
+            CHANGED.format("2, assistant '<think>well</think>so'"),
         ),
-        (
-            NUMBERED,
-            '(seq (system "s") (plus "a" "b") "q")',
-            "the chat template of toy writes user otherwise in another place, so it cannot be an independent span;"
-            " expected a template that wraps a message in the same way everywhere",
-        ),
-        (
-            THINKING,
-            '(seq "q" (plus "a" (assistant "b")))',
-            "the chat template of toy wraps message 3 by its place in this chat, so it cannot be an independent span;"
-            " expected a template that wraps a message in the same way everywhere",
-        ),
-        (
-            THINKING,
-            '(seq "q" (plus (seq "a" (assistant "b"))))',
-            "the chat template of toy wraps message 2 by its place in this chat, so it cannot be an independent span;"
-            " expected a template that wraps a message in the same way everywhere",
-        ),
-        (
-            SHARED_MARK,
-            '(plus "a" (assistant "b"))',
-            "the chat template of toy wraps message 2 by its place in this chat, so it cannot be an independent span;"
-            " expected a template that wraps a message in the same way everywhere",
-        ),
+        (NUMBERED, '(seq (system "s") (plus "a" "b") "q")', OTHERWISE.format("user")),
+        (THINKING, '(seq "q" (plus "a" (assistant "b")))', BY_PLACE.format(3)),
+        (THINKING, '(seq "q" (plus (seq "a" (assistant "b"))))', BY_PLACE.format(2)),
+        (SHARED_MARK, '(plus "a" (assistant "b"))', BY_PLACE.format(2)),
         (
             ANSWERS_NUMBERED,
             '(seq (plus (seq "a" (assistant "b"))) "q")',
-            "the chat template of toy writes user+assistant otherwise in another place, so it cannot be an independent"
-            " span; expected a template that wraps a message in the same way everywhere",
+            OTHERWISE.format("user+assistant"),
         ),
-        (
-            closing_by_length(3),
-            '(seq (plus "a") "q")',
-            "the chat template of toy writes user otherwise in another place, so it cannot be an independent span;"
-            " expected a template that wraps a message in the same way everywhere",
-        ),
+        (closing_by_length(3), '(seq (plus "a") "q")', OTHERWISE.format("user")),
         (
             closing_by_length(4) + "{% if add_generation_prompt %}:{% endif %}",
             '(seq (plus "a" "b" "c") "q")',
-            "the chat template of toy wraps message 1 by its place in this chat, so it cannot be an independent span;"
-            " expected a template that wraps a message in the same way everywhere",
+            BY_PLACE.format(1),
         ),
-        (
-            closing_by_length(3),
-            '(seq "a" (assistant "b") "q")',
-            "the chat template of toy leaves no assistant turn open behind these messages; expected a template with"
-            " add_generation_prompt",
-        ),
+        (closing_by_length(3), '(seq "a" (assistant "b") "q")', CLOSED),
         (
             BRACKETS,
             '(seq (plus "a" "b") "q")',
             "the chat template of toy does not take these messages (roles must alternate); expected a chat that it can"
             " write, in the roles and the order that it asks for",
         ),
-        (
-            WITHOUT_OPENING,
-            '"a"',
-            "the chat template of toy leaves no assistant turn open behind these messages; expected a template with"
-            " add_generation_prompt",
-        ),
-        (
-            "{{ messages[-1].content }}",
-            '(seq "a" "b")',
-            "the chat template of toy repeats, leaves out or reorders messages, so their places in the prompt cannot be"
-            " found; expected a template that writes each message once, in order",
-        ),
+        (WITHOUT_OPENING, '"a"', CLOSED),
+        ("{{ messages[-1].content }}", '(seq "a" "b")', REORDERED),
         (
             "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
             '(seq "a" "b")',
-            "the chat template of toy repeats, leaves out or reorders messages, so their places in the prompt cannot be"
-            " found; expected a template that writes each message once, in order",
+            REORDERED,
         ),
-        (
-            CHATML.replace("<|im_end|>", BOS),
-            '(seq "a" "b")',
-            "the chat template of toy writes <|endoftext|> inside the prompt, at token 4; expected one at the beginning"
-            " and none elsewhere, or one before every message",
-        ),
-        (
-            ONLY_USERS_BEGIN,
-            '(seq "a" (assistant "b") "c")',
-            "the chat template of toy writes <|endoftext|> inside the prompt, at token 11; expected one at the"
-            " beginning and none elsewhere, or one before every message",
-        ),
+        (CHATML.replace("<|im_end|>", BOS), '(seq "a" "b")', BEGINS_INSIDE.format(4)),
+        (ONLY_USERS_BEGIN, '(seq "a" (assistant "b") "c")', BEGINS_INSIDE.format(11)),
         (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}",
             '(seq (plus "a" "") "q")',
