@@ -58,11 +58,6 @@ def test_dry_says_what_would_run_and_runs_nothing(spanlab, toy, tmp_path):
     assert list(tmp_path.rglob("summary.json")) == []
 
 
-@pytest.mark.parametrize("typed", ["store.total_gib=0.001", "seeds=[]", "only=[nope]"])
-def test_dry_checks_what_a_run_checks(typed, spanlab, one_sentence):
-    one_sentence(spanlab("-cn", "smoke", "--dry", typed), typed.partition("=")[0], "expected")
-
-
 @pytest.mark.parametrize(
     ("entry", "typed", "words"),
     [

@@ -172,7 +172,6 @@ def test_a_key_of_other_entries_names_them(spanlab, one_sentence, key, words):
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
-        ("nonsense", ("sweep=nonsense: expected KEY=A,B",)),
         ("store.total_gib=1,-1", ("sweep=['store.total_gib=1,-1']: store.total_gib=-1: store.total_gib=-1.0", "zero")),
         ("arms.dp_3.pool.block_size=16,32", ("sweep=", "arms.dp_3.placement", "a pool of blocks has no such choice")),
     ],
