@@ -82,12 +82,6 @@ def test_a_sweep_has_one_row_per_arm_and_point(tmp_path: Path):
         _ = result.records
 
 
-def test_points_of_a_sweep_may_set_several_keys(tmp_path: Path):
-    swept = 'sweep=["store.total_gib=1,2 arrivals.rate_rps=4,8"]'
-    result = spanlab.run("smoke", *TOY, "seeds=[0]", "only=[none]", swept, "output.run=s", f"output.root={tmp_path}")
-    assert len(result.summary) == 4
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
