@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, fi
         from spanlab.study import backends
 
         class Killed(backends.Simulator):
-            def run(self, job: Any, write: Callable[..., None]) -> Any:
+            def run(self, job, write):
                 if arm and job.steps.name.startswith(f"{arm}-"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return super().run(job, write)
