@@ -347,7 +347,9 @@ class Scheduler:
         batch, policy = self._batch_of(step), self.policy
         most = 1 + policy.spare_steps(batch)
         if most > 1 and self.waiting and self._spare_sequences > 0 and not self._refused:
-            most = min(most, 1 + policy.futile_steps(self.waiting[0].request, batch))
+            # Decoding may evict what a prompt would reuse. Without chunks it may then exceed a whole step, and starts.
+            chunked = self.rules.enable_chunked_prefill
+            most = min(most, 1 + policy.futile_steps(self.waiting[0].request, batch)) if chunked else 1
         progress = policy.rules.progress
         if progress is None:
             return most
