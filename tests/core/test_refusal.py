@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import BlockPool, BlockRules, BlockStore, single_blocks
 from spanlab.core.policies.blocks import BlockPolicy, Refusal
+from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.scheduler import Scheduler
 
 from .steps import serve_waves
@@ -73,6 +74,17 @@ def test_a_request_of_higher_priority_is_tried_at_once():
     scheduler.complete(scheduler.schedule(1), 1, [])
     scheduler.add(request(2, range(200, 202)))
     assert [chunk.sequence.request.id for chunk in scheduler.schedule(2).chunks] == [2]
+
+
+def test_a_prompt_without_chunks_is_tried_in_every_step():
+    """Decoding may evict what it would reuse, and a prompt that is longer than a step starts at once."""
+    rules = BatchRules(max_num_batched_tokens=20, max_num_seqs=4, enable_chunked_prefill=False)
+    scheduler = Scheduler(UnsharedPolicy(SIZE, CountedBlocks(100, 1)), rules)
+    scheduler.add(request(0, range(2), 30))
+    scheduler.complete(scheduler.schedule(0), 0, [])
+    scheduler.add(request(1, range(100, 120)))
+    step = scheduler.schedule(1)
+    assert (len(step.decodes), step.chunks, step.max_repeats) == (1, [], 1)
 
 
 EVENTS = {
