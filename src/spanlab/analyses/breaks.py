@@ -56,16 +56,6 @@ class _Sections(NamedTuple):
     first: list[int]
 
 
-def _sections(facts: Facts) -> _Sections:
-    log = facts.log
-    last = np.flatnonzero(np.append(log.opens[1:], True))[: len(log.pieces)]
-    starts = np.searchsorted(last, log.starts)
-    ends = np.concatenate([[0], sums_before(log.lengths, last + 1)])
-    reached = sums_before(log.lengths, log.starts[:-1]) + facts.paths.seen_tokens
-    first = np.searchsorted(ends, reached, side="right") - 1
-    return _Sections(log.pieces[last].tolist(), starts.tolist(), np.maximum(first, starts[:-1]).tolist())
-
-
 def _before(numbers: Ints, of: Ints) -> Ints:
     """Return the entry of `of` at the last earlier place with the same number; -1 where there is none."""
     order = np.argsort(numbers, kind="stable")
@@ -334,7 +324,8 @@ def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
         if reading is None or request not in reading.breaks:
             groups[None, int(seen[request])].append(request)
         elif (known := reading.breaks[request]) is not None:  # else the prompt only continues the earlier one
-            groups[_key(known)].append(request)
+            key = known.kind, known.role, known.line, known.tool and (known.tool[1] or known.tool[0])
+            groups[key].append(request)
     rows = [_row(reading, members, seen, behind) for members in groups.values()]
     rows.sort(key=lambda row: -row["tokens"])
     classes = {request: known.kind for request, known in (reading.breaks if reading else {}).items() if known}
@@ -349,13 +340,15 @@ def _read(facts: Facts, parting: Ints) -> _Comparison | None:
     if log.source is None or not log.source.has_prompts or not len(parting):
         return None
     reading = _Comparison(log, log.source.options, log.source.prompts)
-    for request, other in _earlier(facts, _sections(facts), parting).items():
+    last = np.flatnonzero(np.append(log.opens[1:], True))[: len(log.pieces)]
+    starts = np.searchsorted(last, log.starts)
+    ends = np.concatenate([[0], sums_before(log.lengths, last + 1)])
+    reached = sums_before(log.lengths, log.starts[:-1]) + facts.paths.seen_tokens
+    first = np.searchsorted(ends, reached, side="right") - 1
+    sections = _Sections(log.pieces[last].tolist(), starts.tolist(), np.maximum(first, starts[:-1]).tolist())
+    for request, other in _earlier(facts, sections, parting).items():
         reading.compare(request, other)
     return reading
-
-
-def _key(known: Break) -> tuple[Any, ...]:
-    return known.kind, known.role, known.line, known.tool and (known.tool[1] or known.tool[0])
 
 
 def _row(reading: _Comparison | None, members: list[int], seen: Ints, behind: Ints) -> dict[str, Any]:
@@ -380,9 +373,20 @@ def _row(reading: _Comparison | None, members: list[int], seen: Ints, behind: In
     if known is None:
         return row
     earlier, later = _excerpts(known.sides, tokens_of)
+    # the position of a break in words, as the end of a sentence
+    if known.tool is not None:
+        number, name = known.tool
+        where = f" from tool {number} on" + (f" ({name})" if name else "")
+    elif known.kind == "changed_system_prompt":
+        where = "" if known.line is None else f" from line {known.line} on"
+    elif known.role in ("tools", "documents"):
+        where = ""
+    else:
+        role = _ROLES.get(known.role, f"messages of the role {known.role}" if known.role else known.path)
+        where = f" ({role})" if known.line is None else f" in line {known.line} of {role}"
     return row | {
         "class": known.kind,
-        "says": f"{CLASSES[known.kind]}{_where(known)}",
+        "says": f"{CLASSES[known.kind]}{where}",
         "reason": known.reason,
         "role": known.role,
         "line": known.line,
@@ -392,19 +396,6 @@ def _row(reading: _Comparison | None, members: list[int], seen: Ints, behind: In
         "earlier": earlier,
         "later": later,
     }
-
-
-def _where(known: Break) -> str:
-    """Return the position of a break in words, as the end of a sentence."""
-    if known.tool is not None:
-        number, name = known.tool
-        return f" from tool {number} on" + (f" ({name})" if name else "")
-    if known.kind == "changed_system_prompt":
-        return "" if known.line is None else f" from line {known.line} on"
-    if known.role in ("tools", "documents"):
-        return ""
-    role = _ROLES.get(known.role, f"messages of the role {known.role}" if known.role else known.path)
-    return f" ({role})" if known.line is None else f" in line {known.line} of {role}"
 
 
 def _redacted(known: Break) -> Break:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.records import LOSS_CAUSES, ttft
-from spanlab.report.table import Field, Table, count, percent, seconds, tabulate, word
+from spanlab.report.table import Field, count, percent, seconds, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 
@@ -166,6 +166,7 @@ def changes_of_study(finished: Finished) -> Findings:
     )
     losers = [row for row in requests if row["change"] < 0][:SHOWN]
     of_losers = f"the {len(losers)} that lose most; changes_requests.csv has all {len(requests):,} that change"
+    all_requests = tabulate("changes_requests", "Requests whose reuse changes", _REQUEST_FIELDS, requests, ())
     return Findings(
         summary={"changes": entries},
         tables=(
@@ -176,16 +177,12 @@ def changes_of_study(finished: Finished) -> Findings:
                 else ()
             ),
         ),
-        further=(_all_requests(requests),),
+        further=(all_requests,),
     )
 
 
 def _change(row: Mapping[str, Any]) -> int:
     return int(row["change"])
-
-
-def _all_requests(rows: Sequence[Mapping[str, Any]]) -> Table:
-    return tabulate("changes_requests", "Requests whose reuse changes", _REQUEST_FIELDS, rows, ())
 
 
 def _check(study: Study) -> None:

@@ -27,7 +27,6 @@ from spanlab.settings.study import Study
 from spanlab.study.numbers import Columns, read_records, select
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DRAFTS = "batch.speculation.draft_tokens"
@@ -173,7 +172,13 @@ def draw_drafts(rows: Sequence[Row], footer: str) -> Figure:
                 for blocks_given, line, marker in zip(blocks, _LINES, _MARKERS, strict=False):
                     curve = _curve(rows, panel, arm, blocks_given, key)
                     ax.plot(*curve, color=colour, linestyle=line, marker=marker, markersize=4, linewidth=1.3)
-            _label(ax, panel, key)
+            ax.set_title(panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
+            ax.set_xlabel("draft tokens per step", fontsize=style.TICK_PT)
+            ax.set_ylabel(
+                "reused (%)" if key == "token_hit_rate" else "output tokens per second", fontsize=style.LABEL_PT
+            )
+            ax.set_ylim(0, 100 if key == "token_hit_rate" else None)
+            ax.locator_params(axis="x", integer=True)
     lines = [Line2D([], [], color=colour, label=arm) for arm, colour in zip(arms, _COLOURS, strict=False)]
     lines += [
         Line2D([], [], color=style.INK, linestyle=line, marker=marker, label=_words(blocks_given))
@@ -194,14 +199,6 @@ def _curve(rows: Sequence[Row], panel: str, arm: str, blocks_given: str, key: st
     chosen.sort(key=lambda row: row["draft_tokens"])
     values = [100 * row[key]["mean"] if key == "token_hit_rate" else row[key] for row in chosen]
     return [row["draft_tokens"] for row in chosen], values
-
-
-def _label(ax: Axes, panel: str, key: str) -> None:
-    ax.set_title(panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
-    ax.set_xlabel("draft tokens per step", fontsize=style.TICK_PT)
-    ax.set_ylabel("reused (%)" if key == "token_hit_rate" else "output tokens per second", fontsize=style.LABEL_PT)
-    ax.set_ylim(0, 100 if key == "token_hit_rate" else None)
-    ax.locator_params(axis="x", integer=True)
 
 
 def _check(study: Study) -> None:

@@ -442,15 +442,11 @@ def explain(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
     title = f"{finished.name} · {footer(finished)}"
-    caveats = _caveats(log)
+    means = {Ids.NONE: (LENGTHS,), Ids.CHAINED: (CHAINED, ALONE), Ids.CONTENT: (ALONE,)}
+    caveats = (*log.notes, *means[log.ids])
     drawn = {"capacity_curve": draw_curve, "session": draw_calls, "over_time": draw_over_time}
     figures = {name: partial(draw, summary, title) for name, draw in drawn.items() if summary[name]}
     return Findings(summary, *tables_of(summary, title, caveats), figures, caveats)
-
-
-def _caveats(log: Log) -> tuple[str, ...]:
-    means = {Ids.NONE: (LENGTHS,), Ids.CHAINED: (CHAINED, ALONE), Ids.CONTENT: (ALONE,)}
-    return (*log.notes, *means[log.ids])
 
 
 #: What a server reports about a log of lengths alone, beside the sums of its counts.

@@ -268,7 +268,9 @@ def draw_calls(summary: Mapping[str, Any], title: str) -> Figure:
     source = "as the provider counts them" if session["counted"] else f"as {summary['explained']}"
     heading = f"Session {session['session']}, which loses most: the tokens of its calls, {source}"
     figure, [[ax]] = style.framed_with(title, heading, margins=margins)
-    places = _places(calls)
+    # the places of the bars, with room for each long gap
+    steps = [0.0 if call["gap_s"] is None else 2.2 if call["gap_s"] >= _LONG_GAP_S else 1.0 for call in calls]
+    places = np.cumsum(steps)
     below = np.zeros(len(calls))
     for (name, colour), tokens in parts.items():
         ax.bar(places, tokens, 0.9, bottom=below, color=colour, label=name, linewidth=0)
@@ -293,12 +295,6 @@ def _stacked(calls: list[dict[str, Any]]) -> dict[tuple[str, str], Ints]:
     styles |= _NEW
     tokens = {name: np.array([call["parts"].get(name, 0) for call in calls]) for name in styles}
     return {styles[name]: values for name, values in tokens.items() if values.any()}
-
-
-def _places(calls: list[dict[str, Any]]) -> Floats:
-    """Return the places of the bars, with room for each long gap."""
-    steps = [0.0 if call["gap_s"] is None else 2.2 if call["gap_s"] >= _LONG_GAP_S else 1.0 for call in calls]
-    return np.cumsum(steps)
 
 
 def _mark_gaps(ax: Axes, calls: list[dict[str, Any]], places: Floats, summary: Mapping[str, Any]) -> None:

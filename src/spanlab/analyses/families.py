@@ -368,15 +368,13 @@ def _cell(colours: Mapping[str, str], point: SweepPoint) -> GridCell | None:
     if lead is None:
         return None
     best = next(entry for entry in findings["entries"] if entry["family"] == lead["family"])
-    text = f"{_speedup(best, findings)} · {100 * best['token_hit_rate']:.0f} %"
-    return GridCell(colours[best["family"]], text, lead["shown"])
-
-
-def _speedup(best: Mapping[str, Any], findings: Mapping[str, Any]) -> str:
-    """Return the speedup over the first family; missing where a queue grew or the machine was noisy."""
+    # the speedup over the first family; missing where a queue grew or the machine was noisy
     if best is findings["entries"][0]:
-        return "1 ×"
-    return MISSING_TEXT if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
+        speedup = "1 ×"
+    else:
+        speedup = MISSING_TEXT if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
+    text = f"{speedup} · {100 * best['token_hit_rate']:.0f} %"
+    return GridCell(colours[best["family"]], text, lead["shown"])
 
 
 # ------------------------------------------------------------------------------
@@ -394,19 +392,14 @@ def families_of_study(finished: Finished) -> Findings:
 
 def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the family that leads at each point: one table and one figure per axis of the sweep."""
-    points = _corrected(points)
-    winners = point_entries(points, "families")
-    figure = draw_winners
-    return findings_by_axis("winners", points, winners_table, figure, {"winners": winners})
-
-
-def _corrected(points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """Return the points with leads as they are shown together: `shown`; `shown_alone` is that of the point's study."""
+    # `shown`: whether a lead is shown among all points; `shown_alone`: in the point's own study
     leads = [point.findings("families")["lead"] for point in points]
-    return [
+    points = [
         _with_lead(point, lead and lead | {"shown": shown, "shown_alone": lead["shown"]})
         for point, lead, shown in zip(points, leads, shown_together(leads), strict=True)
     ]
+    winners = point_entries(points, "families")
+    return findings_by_axis("winners", points, winners_table, draw_winners, {"winners": winners})
 
 
 def _with_lead(point: SweepPoint, lead: dict[str, Any] | None) -> SweepPoint:

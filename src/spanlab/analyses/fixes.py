@@ -195,7 +195,14 @@ class Facts:
     def in_logged_order(self) -> ReplayRequests:
         """The requests with passages in the order of the log."""
         outputs = self.log.output_lens.astype(np.int64)
-        return ReplayRequests(self.paths, outputs, self._first_spans(), self.log.arrived_ns)
+        # the end of the first span of each prompt that has several: the end of a system prompt
+        log = self.log
+        begins = np.append(np.flatnonzero(log.opens), len(log.opens))
+        second = begins[np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)]
+        ends, stops = np.minimum(second, log.starts[1:]).tolist(), log.starts[1:].tolist()
+        first = zip(log.starts[:-1].tolist(), ends, stops, strict=True)
+        first_spans = [(int(log.lengths[start:end].sum()),) if end < stop else () for start, end, stop in first]
+        return ReplayRequests(self.paths, outputs, first_spans, self.log.arrived_ns)
 
     @cached_property
     def reordered(self) -> ReplayRequests:
@@ -213,15 +220,6 @@ class Facts:
     def names_contents(self) -> bool:
         """Whether ids name contents, so that reuse at any position can be computed."""
         return self.log.ids == Ids.CONTENT
-
-    def _first_spans(self) -> list[tuple[int, ...]]:
-        """Return the end of the first span of each prompt that has several: the end of a system prompt."""
-        log = self.log
-        begins = np.append(np.flatnonzero(log.opens), len(log.opens))
-        second = begins[np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)]
-        ends, stops = np.minimum(second, log.starts[1:]).tolist(), log.starts[1:].tolist()
-        first = zip(log.starts[:-1].tolist(), ends, stops, strict=True)
-        return [(int(log.lengths[start:end].sum()),) if end < stop else () for start, end, stop in first]
 
     def reused(self, rules: Rules) -> ReplayResult:
         """Return reused tokens of an arm by request, and the causes to which the others were lost."""
@@ -458,12 +456,8 @@ def _memory(arm: ExplainedArm) -> Iterator[Fix]:
         if room is None or size <= room:
             yield replace(fix, settings=(f"store.total_gib={size!r}",))
         else:
-            yield replace(fix, fits=False, caution=_beyond(arm, room))
-
-
-def _beyond(arm: ExplainedArm, room: float) -> str:
-    """Return that memory needs more than one device."""
-    return f"one {arm.study.hardware.name} holds {_gib(room)} GiB beside the weights, so it needs tiers or replicas"
+            device = f"one {arm.study.hardware.name} holds {_gib(room)} GiB beside the weights"
+            yield replace(fix, fits=False, caution=f"{device}, so it needs tiers or replicas")
 
 
 def _gib(size: float) -> str:

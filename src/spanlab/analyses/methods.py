@@ -123,17 +123,14 @@ def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, ND
             ["not there" if position < 0 else f"{position + 1}" for position in positions]
         )
     if "gold_tokens" in labels:
-        buckets["tokens of the gold passage"] = _thirds(labels["gold_tokens"].astype(int))
+        # the third of each length, named by its range
+        lengths = labels["gold_tokens"].astype(int)
+        ends = np.unique(np.quantile(lengths, (1 / 3, 2 / 3)).astype(int))
+        third = np.searchsorted(ends, lengths)
+        members = [lengths[third == number] for number in range(len(ends) + 1)]
+        names = np.array([f"{values.min():,} to {values.max():,}" if len(values) else "" for values in members])
+        buckets["tokens of the gold passage"] = names[third]
     return buckets
-
-
-def _thirds(lengths: NDArray[np.int64]) -> NDArray[np.str_]:
-    """Return the third of each length, named by its range."""
-    ends = np.unique(np.quantile(lengths, (1 / 3, 2 / 3)).astype(int))
-    third = np.searchsorted(ends, lengths)
-    members = [lengths[third == number] for number in range(len(ends) + 1)]
-    names = np.array([f"{values.min():,} to {values.max():,}" if len(values) else "" for values in members])
-    return names[third]
 
 
 def _scores(questions: Sequence[Request], scores: dict[int, dict[str, float]]) -> dict[str, Floats]:
@@ -364,7 +361,11 @@ def draw_budgets(data: MethodData) -> Figure | None:
         for name, line in lines.items():
             _draw_line(ax, name, line, key, strokes[name])
         if PLAIN in data.methods:
-            _draw_plain(ax, data.methods[PLAIN], key)
+            entry = data.methods[PLAIN]
+            colour, marker = style.family_style(entry["family"])
+            ax.plot(
+                entry["computed_tokens"]["mean"], entry[key]["mean"], marker, color=colour, markersize=6, label=PLAIN
+            )
         ax.axhline(0, color="#777777", linewidth=0.8, linestyle=(0, (4, 2)), label="full recompute")
         floor = abs(data.floor[key]["mean"])
         ax.axhline(floor, color=style.INK, linewidth=0.8, linestyle=(0, (1, 1.5)), label="floor")
@@ -372,11 +373,6 @@ def draw_budgets(data: MethodData) -> Figure | None:
         style.label(ax, "computed prompt tokens, mean", label)
     style.legend_right(axes[1])
     return figure
-
-
-def _draw_plain(ax: Axes, entry: MethodEntry, key: str) -> None:
-    colour, marker = style.family_style(entry["family"])
-    ax.plot(entry["computed_tokens"]["mean"], entry[key]["mean"], marker, color=colour, markersize=6, label=PLAIN)
 
 
 def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) -> None:

@@ -213,21 +213,19 @@ def perfect_eviction_of_study(finished: Finished) -> Findings:
     """Return baseline, best arm without foresight and clairvoyant; None where one of them did not run."""
     study, arms = finished.study, finished.measured
     clairvoyants = {arm.name for arm in arms if study.arms[arm.name].foresees}
-    reason = _missing_reason(study.runs.baseline, arms, clairvoyants)
+    # why the comparison is impossible, or an empty text
+    baseline = study.runs.baseline
+    bounds = {arm.name: arm.summary["bounds"]["offline_tokens"] for arm in arms if arm.name not in clairvoyants}
+    if not clairvoyants:
+        reason = "no clairvoyant ran"
+    elif baseline not in bounds:
+        reason = f"the baseline {baseline} is not among the arms without foresight that ran"
+    else:
+        reason = "" if bounds[baseline] is not None else f"no bound of {baseline} is known"
     if reason:
         return Findings({"perfect_eviction": None}, caveats=(f"no value of perfect eviction: {reason}",))
     entry = perfect_eviction(arms, study.runs.baseline, clairvoyants).plain()
     return Findings({"perfect_eviction": entry}, tables=(arms_table(entry),))
-
-
-def _missing_reason(baseline: str, arms: Sequence[MeasuredArm], clairvoyants: set[str]) -> str:
-    """Return why the comparison is impossible, or an empty text."""
-    bounds = {arm.name: arm.summary["bounds"]["offline_tokens"] for arm in arms if arm.name not in clairvoyants}
-    if not clairvoyants:
-        return "no clairvoyant ran"
-    if baseline not in bounds:
-        return f"the baseline {baseline} is not among the arms without foresight that ran"
-    return "" if bounds[baseline] is not None else f"no bound of {baseline} is known"
 
 
 def perfect_eviction_of_points(points: Sequence[SweepPoint]) -> Findings:

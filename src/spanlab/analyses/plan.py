@@ -178,16 +178,13 @@ Summary = Mapping[str, Any]
 
 def tables_of(summary: Summary, title: str, caveats: Sequence[str]) -> tuple[Table, ...]:
     """Return the table of reference points, with `caveats` as notes, and one table per search."""
-    return (
-        _references_table(summary, title, caveats),
-        *(_search_table(summary, name) for name, curve in summary["curves"].items() if curve),
-    )
-
-
-def _references_table(summary: Summary, title: str, caveats: Sequence[str]) -> Table:
     fields = (Field("point", "point", word, "says", left=True), *_fields(summary["targets"]))
     rows = summary["references"].values()
-    return tabulate("plan", f"{title}\n{summary['verdict']}", fields, rows, caveats)
+    references_table = tabulate("plan", f"{title}\n{summary['verdict']}", fields, rows, caveats)
+    return (
+        references_table,
+        *(_search_table(summary, name) for name, curve in summary["curves"].items() if curve),
+    )
 
 
 def _search_table(summary: Summary, name: str) -> Table:

@@ -108,7 +108,12 @@ class Point:
 
 def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     """Simulate one run of a point, and return its result, which fits one line of a file."""
-    study = _study_of(worker.study, point)
+    # the study with a point's settings, and with the analysis `summary` only
+    arms = {worker.study.runs.baseline: point.strategy}
+    replicas = replace(worker.study.replicas, count=point.replicas or worker.study.replicas.count)
+    study = worker.study.changed(
+        store=point.store, arms=arms, replicas=replicas, analyses=["summary"], plan=PlanSettings()
+    )
     requests = arrivals_of(study, worker.requests, replication, point.load)
     job = Job(
         strategy=point.strategy,
@@ -124,23 +129,7 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     )
     rows: list[tuple[Any, ...]] = []
     row = Simulator(study).simulate(job, lambda record: rows.append(_fields(record)))
-    return _run_result(
-        {name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}, row
-    )
-
-
-def _study_of(study: Study, point: Point) -> Study:
-    """Return the study with a point's settings, and with the analysis `summary` only."""
-    arms = {study.runs.baseline: point.strategy}
-    replicas = replace(study.replicas, count=point.replicas or study.replicas.count)
-    return study.changed(store=point.store, arms=arms, replicas=replicas, analyses=["summary"], plan=PlanSettings())
-
-
-def _fields(record: Record) -> tuple[Any, ...]:
-    return tuple(getattr(record, name) for name in FIELDS)
-
-
-def _run_result(all_columns: Columns, row: RunRow) -> RunResult:
+    all_columns = {name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}
     order = np.argsort(all_columns["arrived_s"], kind="stable")
     all_columns = {name: values[order] for name, values in all_columns.items()}
     columns = select(all_columns, all_columns["counted"])
@@ -156,6 +145,10 @@ def _run_result(all_columns: Columns, row: RunRow) -> RunResult:
         "cached_bytes": row.kv_resident_peak_bytes + row.state_resident_peak_bytes,
         "rate_rps": _rate(all_columns["arrived_s"]),
     }
+
+
+def _fields(record: Record) -> tuple[Any, ...]:
+    return tuple(getattr(record, name) for name in FIELDS)
 
 
 def _plain(estimates: Mapping[str, Estimate] | None) -> dict[str, list[float | None]] | None:
@@ -387,7 +380,12 @@ class Trials:
 
     def __init__(self, study: Study, workers: Executor[Any], path: Path, console: Console) -> None:
         self._study, self._workers, self._path, self._console = study, workers, path, console
-        self._results = dict(_read_results(path))
+        # finished runs; an incomplete last line of a killed process is removed from the file
+        path.touch()
+        lines, newline, _ = path.read_bytes().rpartition(b"\n")
+        os.truncate(path, len(lines + newline))
+        rows = map(orjson.loads, lines.splitlines())
+        self._results = {(row.pop("point"), row.pop("replication")): row for row in rows}
         self._order: dict[tuple[str, int], None] = {}  # cells in the order in which the plan asked for them
 
     def outcomes(self, points: Sequence[Point], labels: Sequence[str], every: bool = False) -> list[Outcome]:
@@ -433,12 +431,3 @@ class Trials:
 
 def _line(cell: tuple[str, int], result: RunResult) -> bytes:
     return orjson.dumps({"point": cell[0], "replication": cell[1]} | result, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _read_results(path: Path) -> list[tuple[tuple[str, int], RunResult]]:
-    """Return finished runs; an incomplete last line of a killed process is removed from the file."""
-    path.touch()
-    lines, newline, _ = path.read_bytes().rpartition(b"\n")
-    os.truncate(path, len(lines + newline))
-    rows = map(orjson.loads, lines.splitlines())
-    return [((row.pop("point"), row.pop("replication")), row) for row in rows]

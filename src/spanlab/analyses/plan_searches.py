@@ -17,7 +17,7 @@ from spanlab.analyses.plan import (
     why_load_fails,
     why_memory_fails,
 )
-from spanlab.analyses.plan_points import APART_NS, Border, Outcome, Point, geometric
+from spanlab.analyses.plan_points import APART_NS, Border, Point, geometric
 from spanlab.analyses.state_ratio import SGLANG_DEFAULT, balanced
 from spanlab.model_spec import GIB
 from spanlab.settings.arms import PlacementSettings, Strategy
@@ -163,22 +163,21 @@ def tier(planner: Planner) -> SearchResult:
     assert stored is not None, "every run reports the bytes that it stored"
     grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.analyses.plan.resolution)
     border = planner.border(grid, point, lambda size: f"{name} {size:g} GiB")
+    best = border.outcomes[len(grid) - 1]
+    if border.value is None:
+        verdict = (
+            f"a larger {name} will not help: with room for everything that is ever stored, {value_of(best, best.worst)}"
+        )
+    else:
+        verdict = f"{border.value:g} GiB of {name} beside {planner.memory_text} meet {planner.targets_text}"
     return SearchResult(
         axis=Axis("tier_gib", f"size of {name} (GiB)"),
         curve=border.curve,
-        verdict=_tier_verdict(planner, name, border.value, border.outcomes[len(grid) - 1]),
+        verdict=verdict,
         value=border.value,
         answer={"least_tier_gib": border.value},
         caveats=border.caveats("tier", "{:g} GiB meet the targets and {:g} GiB do not"),
     )
-
-
-def _tier_verdict(planner: Planner, name: str, least: float | None, best: Outcome) -> str:
-    if least is None:
-        return (
-            f"a larger {name} will not help: with room for everything that is ever stored, {value_of(best, best.worst)}"
-        )
-    return f"{least:g} GiB of {name} beside {planner.memory_text} meet {planner.targets_text}"
 
 
 # ------------------------------------------------------------------------------
@@ -201,21 +200,20 @@ def replicas(planner: Planner) -> SearchResult:
         grid, lambda count: replace(planner.study_point, replicas=round(count)), lambda count: f"{count:g} replicas"
     )
     fewest = None if border.value is None else round(border.value)
+    best = border.outcomes[most - 1]
+    if fewest is None:
+        verdict = f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
+    else:
+        template = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
+        verdict = f"{template.format(planner.memory_text)} {planner.targets_text}"
     return SearchResult(
         axis=REPLICAS_AXIS,
         curve=border.curve,
-        verdict=_replicas_verdict(planner, fewest, border.outcomes[most - 1]),
+        verdict=verdict,
         value=fewest,
         answer={"fewest_replicas": fewest},
         caveats=border.caveats("replicas", "{:g} meet the targets and {:g} do not"),
     )
-
-
-def _replicas_verdict(planner: Planner, fewest: int | None, best: Outcome) -> str:
-    if fewest is None:
-        return f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
-    template = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
-    return f"{template.format(planner.memory_text)} {planner.targets_text}"
 
 
 # ------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ def read_prefills(
     phase_s: Mapping[str, Floats] = {}
     bound = None
     if rates is not None:
-        phase_s, bound = _measured(study, columns, _logs(study, arm, files), Bound(study.model, rates))
+        logs = {seed: read_steps(files.log(arm, cell)) for seed, cell in _cells(study, arm).items()}
+        phase_s, bound = _measured(study, columns, logs, Bound(study.model, rates))
     return ArmPrefills(
         arm=arm,
         family=family(study.arms[arm]),
@@ -116,11 +117,6 @@ def read_prefills(
 def _gaps(columns: Columns, logits: Logits, reference: Logits) -> Floats:
     keys = zip(columns["seed"].tolist(), columns["request_id"].tolist(), strict=True)
     return np.array([np.abs(logits[key] - reference[key]).max() for key in keys], np.float64)
-
-
-def _logs(study: Study, arm: str, files: ArmFiles) -> dict[int, list[LoggedStep]]:
-    """Return the logged steps by seed."""
-    return {seed: read_steps(files.log(arm, cell)) for seed, cell in _cells(study, arm).items()}
 
 
 def _cells(study: Study, arm: str) -> dict[int, RunCell]:

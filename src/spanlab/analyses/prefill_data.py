@@ -128,20 +128,18 @@ def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | No
         "of_bound": None if bound is None else float(np.median(bound[rows] / ttft)),
         "logit_gap": None if arm.logit_gap is None else float(arm.logit_gap[rows].max()),
     }
-    return entry | _ratios(arm, rows, baseline)
-
-
-def _ratios(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | None) -> dict[str, Any]:
     if baseline is None or baseline is arm:
-        return {"speedup": None, "ratio_of_bounds": None}
-    pairs = Pairs.of(arm, baseline, rows)
-    bounds = None
-    if arm.bound_s is not None and baseline.bound_s is not None:
-        bounds = pairs.ratio(baseline.bound_s, arm.bound_s)
-    return {
-        "speedup": pairs.ratio(baseline.ttft_s, arm.ttft_s),
-        "ratio_of_bounds": None if bounds is None else bounds["mean"],
-    }
+        ratios: dict[str, Any] = {"speedup": None, "ratio_of_bounds": None}
+    else:
+        pairs = Pairs.of(arm, baseline, rows)
+        bounds = None
+        if arm.bound_s is not None and baseline.bound_s is not None:
+            bounds = pairs.ratio(baseline.bound_s, arm.bound_s)
+        ratios = {
+            "speedup": pairs.ratio(baseline.ttft_s, arm.ttft_s),
+            "ratio_of_bounds": None if bounds is None else bounds["mean"],
+        }
+    return entry | ratios
 
 
 def quartiles(values: Floats) -> dict[str, float]:

@@ -361,7 +361,11 @@ def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -
     for rate in dict.fromkeys(cell.rate_rps for cell in all_cells):
         rate_cells = [cell for cell in all_cells if cell.rate_rps == rate]
         runs = [_values(columns[cell], rows[cell], _tokens(files, arm, cell), goals) for cell in rate_cells]
-        row = ServingRow(arm, rate, len({cell.seed for cell in rate_cells}), _over_runs(runs))
+        # mean and interval of each metric that all runs have. Student's interval is not
+        # cut: a lower end below zero shows that the runs hardly determine the metric
+        names = [name for name in runs[0] if all(name in run for run in runs)]
+        over_runs = {name: t_interval([run[name] for run in runs]) for name in names}
+        row = ServingRow(arm, rate, len({cell.seed for cell in rate_cells}), over_runs)
         notes = [note for cell in rate_cells for note in _notes(arm, rows[cell], _tokens(files, arm, cell))]
         arms.append(_Arm(row, queues(columns[rate_cells[0]]), tuple(notes)))
     return arms
@@ -388,15 +392,6 @@ def _values(columns: Columns, run: dict[str, Any], tokens: dict[str, Any], goals
     if "busy_s" in run:
         values["busy_fraction"] = busy_fraction([run])
     return values
-
-
-def _over_runs(runs: list[Values]) -> dict[str, Interval]:
-    """Return mean and interval of each metric that all runs have.
-
-    Student's interval is not cut: a lower end below zero shows that the runs hardly determine the metric.
-    """
-    names = [name for name in runs[0] if all(name in run for run in runs)]
-    return {name: t_interval([run[name] for run in runs]) for name in names}
 
 
 def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:

@@ -42,7 +42,6 @@ from spanlab.report.table import (
     word,
 )
 from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, Analysis
-from spanlab.study.bounds import ArmResult
 from spanlab.study.machine import withdraw_speedups
 from spanlab.study.numbers import speedup
 
@@ -292,7 +291,11 @@ def _study_data(finished: Finished) -> StudyData:
         values["own_bound_tokens"] = result.bound
         values["bound_tokens"] = bound
         values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
-        values["speedup"] = _speedup(baseline, result)
+        # where a queue grows, the ratio depends on the run's length
+        if baseline is None or baseline.saturated or result.saturated:
+            values["speedup"] = None
+        else:
+            values["speedup"] = speedup(baseline.ttft_sums, result.ttft_sums)
     arms = [result.data for result in results]
     return StudyData(
         title=finished.name,
@@ -306,13 +309,6 @@ def _study_data(finished: Finished) -> StudyData:
         failed=finished.failed,
         load_words=load_words(study),
     )
-
-
-def _speedup(baseline: ArmResult | None, result: ArmResult) -> dict[str, Any] | None:
-    """Return the speedup; None without a baseline, or where a queue grows and the ratio depends on the run's length."""
-    if baseline is None or baseline.saturated or result.saturated:
-        return None
-    return speedup(baseline.ttft_sums, result.ttft_sums)
 
 
 ANALYSES.add(Analysis("summary", summarise_arms, needs=(ARMS, REPEAT)))

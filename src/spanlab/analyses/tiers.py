@@ -206,13 +206,18 @@ def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
     summary = result.data.summary
     prompt = summary["tokens"]["prompt"]
     loads = _loads(finished, result.data.name)
+    means = [
+        {"name": rows[0]["name"]}
+        | {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key != "name"}
+        for rows in zip(*[run["tiers"] for run in result.data.runs if "tiers" in run], strict=True)
+    ]
     return {
         "token_hit_rate": summary["token_hit_rate"],
         "ttft_mean_s": summary["ttft_s"]["mean"],
         "loaded_share": loads["loaded_tokens"] / prompt,
         "declined_share": loads["declined_tokens"] / prompt,
         "critical_load_s": loads["critical_load_s"] / summary["requests"],
-        "tiers": _means([run["tiers"] for run in result.data.runs if "tiers" in run]),
+        "tiers": means,
     }
 
 
@@ -224,15 +229,6 @@ def _loads(finished: Finished, arm: str) -> dict[str, float]:
     cells = {RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds}
     runs = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
     return {name: float(sum(run[name][run["counted"].astype(bool)].sum() for run in runs)) for name in names}
-
-
-def _means(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of each tier, as means over runs."""
-    return [
-        {"name": rows[0]["name"]}
-        | {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key != "name"}
-        for rows in zip(*runs, strict=True)
-    ]
 
 
 def _caveats(study: Study) -> tuple[str, ...]:

@@ -18,10 +18,8 @@ from omegaconf import OmegaConf
 
 from spanlab.analyses.twin_log import LIMITS, Described, Floats, Outside, Steps, TimedLog, check_split
 from spanlab.build import build_workload
-from spanlab.core.admission import BatchRules
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.core.request import Request
-from spanlab.model_spec import ModelSpec
 from spanlab.records import NS, delays_of
 from spanlab.settings.arms import leaves
 from spanlab.settings.composition import as_settings, open_schema
@@ -77,10 +75,19 @@ def read_captures(path: str, key: str, study: Study) -> list[Capture]:
     if not is_run(path):
         raise ValueError(f"{subject}: expected the folder of a run of replay or rendezvous, whose prompts are known")
     text = (folder / CONFIG).read_text()
-    run = _study_of(text, subject)
+
+    config: Any = OmegaConf.merge(OmegaConf.structured(open_schema(Study)), OmegaConf.create(text))
+    try:
+        run = as_settings(config)
+    except ValueError as error:
+        raise ValueError(f"{subject}: expected settings that this version knows: {error}") from error
+    assert isinstance(run, Study), "the schema is that of a study"
     if run.backend != SERVER:
         raise ValueError(f"{subject}: a run with backend={run.backend}; expected one of a server, backend={SERVER}")
-    _check_model(run.model, study.model, subject)
+    there, here = (dict(leaves(asdict(spec))) for spec in (run.model, study.model))
+    for name in here:
+        if there.get(name) != here[name]:
+            raise ValueError(f"{subject}: its server had model.{name}={there.get(name)}; expected {here[name]}")
     (arm,) = run.chosen()
     jobs, settings = _jobs(run, text, subject), read_settings(text)
     files = ArmFiles.of_arm(folder, arm)
@@ -93,25 +100,6 @@ def read_captures(path: str, key: str, study: Study) -> list[Capture]:
     same = {name: settings.get(name) for name in _SAME}
     several = len(runs) > 1
     return [each.capture(jobs, same, study.analyses.twin.train_share, several) for each in runs]
-
-
-def _study_of(text: str, subject: str) -> Study:
-    """Return the study of a run from its settings."""
-    config: Any = OmegaConf.merge(OmegaConf.structured(open_schema(Study)), OmegaConf.create(text))
-    try:
-        study = as_settings(config)
-    except ValueError as error:
-        raise ValueError(f"{subject}: expected settings that this version knows: {error}") from error
-    assert isinstance(study, Study), "the schema is that of a study"
-    return study
-
-
-def _check_model(run: ModelSpec, expected: ModelSpec, subject: str) -> None:
-    """Raise ValueError for a server with another model than the twin's."""
-    there, here = (dict(leaves(asdict(spec))) for spec in (run, expected))
-    for name in here:
-        if there.get(name) != here[name]:
-            raise ValueError(f"{subject}: its server had model.{name}={there.get(name)}; expected {here[name]}")
 
 
 def _jobs(run: Study, text: str, subject: str) -> Jobs:
@@ -191,8 +179,9 @@ class _Run:
             raise ValueError(f"{self.subject}: only={study.runs.only}: expected a server with a pool of blocks")
         shape = block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size)
         blocks = shape.pool(shape.limit(study.store.budget)).num_blocks
+        limits = {name: getattr(study.batch, name) for name in LIMITS}
         meta = {
-            "engine_kwargs": _limits(study.batch) | {"async_scheduling": study.batch.async_scheduling},
+            "engine_kwargs": limits | {"async_scheduling": study.batch.async_scheduling},
             "kv_cache": {"block_size": shape.size, "num_gpu_blocks": blocks + 1},  # the null block
         }
         retention = pool.retention
@@ -232,10 +221,6 @@ class _Run:
             raise ValueError(f"{self.subject}: request {served.id} had another prompt; expected that of the workload")
         known = len(served.output) == request.output_len
         return replace(request, output=np.array(served.output, np.int32)) if known else request
-
-
-def _limits(batch: BatchRules) -> dict[str, int]:
-    return {name: getattr(batch, name) for name in LIMITS}
 
 
 def _of_start(described: Described, start: Start) -> Described:

@@ -230,7 +230,14 @@ class Fitting:
         prior = Prior(start, wider * np.array([PRIOR_SD.get(name, OTHER_SD) for name in names]))
         best = self._fit_scheduling(names, prior)
         rates = replace(self._assumed, **_values(names, best.point))
-        return Fit(self.facts, rates, _parameters(names, best, prior), self.times(rates), self.simulations)
+        # values with intervals; if an interval is too wide, the value stays near the prior mean
+        factors = np.exp(Z95 * best.deviations(prior)).tolist()
+        values = np.exp(best.point).tolist()
+        parameters = {
+            name: Parameter(value, value / factor, value * factor, factor**2 <= IDENTIFIED)
+            for name, value, factor in zip(names, values, factors, strict=True)
+        }
+        return Fit(self.facts, rates, parameters, self.times(rates), self.simulations)
 
     def times(self, rates: Rates) -> Times:
         """Simulate the log at these rates, and return the times of its tokens."""
@@ -391,16 +398,6 @@ def simulated(log: TimedLog, facts: ServerFacts, timing: LockstepTiming, before_
 def step_seconds(timing: FittedTiming, work: Sequence[StepFeatures]) -> Floats:
     """Return the seconds of single steps of one rank."""
     return np.array([timing.exact([features]) for features in work]) * NS
-
-
-def _parameters(names: tuple[str, ...], best: Linearised, prior: Prior) -> dict[str, Parameter]:
-    """Return values with intervals; if an interval is too wide, the value stays near the prior mean."""
-    factors = np.exp(Z95 * best.deviations(prior)).tolist()
-    values = np.exp(best.point).tolist()
-    return {
-        name: Parameter(value, value / factor, value * factor, factor**2 <= IDENTIFIED)
-        for name, value, factor in zip(names, values, factors, strict=True)
-    }
 
 
 def _values(names: Sequence[str], logarithms: Floats) -> dict[str, float]:

@@ -190,16 +190,13 @@ def simulated_seconds(arrived_s: Floats, times: Times) -> dict[str, Floats]:
                  has the wait until then
     """
     admitted, first, last = (ns * NS for ns in (times.admitted_ns, times.first_ns, times.last_ns))
-    waits = {"queue": admitted - np.minimum(_queued_s(arrived_s, times), admitted), "prefill": first - admitted}
-    return waits | {"decode": last - first, "e2e": last - arrived_s}
-
-
-def _queued_s(arrived_s: Floats, times: Times) -> Floats:
-    """Return when the step ends that runs at each arrival; an arrival ends a run of equal steps."""
+    # when the step ends that runs at each arrival; an arrival ends a run of equal steps
     starts = np.array([run.start_ns for run in times.runs]) * NS
     ends = np.array([run.end_ns for run in times.runs]) * NS
     running = np.searchsorted(starts, arrived_s, side="right") - 1
-    return np.where(running < 0, arrived_s, np.maximum(arrived_s, ends[np.maximum(running, 0)]))
+    queued_s = np.where(running < 0, arrived_s, np.maximum(arrived_s, ends[np.maximum(running, 0)]))
+    waits = {"queue": admitted - np.minimum(queued_s, admitted), "prefill": first - admitted}
+    return waits | {"decode": last - first, "e2e": last - arrived_s}
 
 
 def members(sums: Sums, times: Times) -> list[NDArray[np.int64]]:

@@ -25,7 +25,6 @@ from spanlab.analyses.twin_fit import (
 from spanlab.analyses.twin_log import Floats, Outside, ServerFacts, Steps, TimedLog
 from spanlab.core.step import StepFeatures
 from spanlab.report.table import Field, Table, count, number_format, percent, seconds, signed_percent, tabulate, word
-from spanlab_sim.lockstep import Times
 from spanlab_sim.timing import Nanoseconds
 from spanlab_sim.timings import FittedTiming
 
@@ -65,20 +64,17 @@ def noise_of(fitting: Fitting, fit: Fit) -> StepNoise:
         ratios = log.steps.seconds[trains] / step_seconds(fitting.timing(fit.rates), work)
         return StepNoise(ratios, np.array([features.num_prefills > 0 for features in work]))
     error = np.log(log.e2e_s / predicted_times(log, fit.times)["e2e"])[log.trains]
-    shares = _error_of_sum(fit.times)[log.trains]
+    # the relative error of each request's time if that of every step is 1 and independent
+    steps = [(run.repeats, run.end_ns - run.start_ns) for run in fit.times.runs]
+    squares = np.cumsum([0.0, *(taken**2 / repeats for repeats, taken in steps)])
+    ends = np.array([run.end_ns for run in fit.times.runs])
+    starts = np.array([run.start_ns for run in fit.times.runs])
+    first, last = np.searchsorted(starts, fit.times.admitted_ns), np.searchsorted(ends, fit.times.last_ns) + 1
+    error_of_sum = np.sqrt(squares[last] - squares[first]) / (fit.times.last_ns - fit.times.admitted_ns)
+    shares = error_of_sum[log.trains]
     deviation = MAD * float(np.median(np.abs(error) / shares))
     quantiles = np.random.default_rng(0).normal(-(deviation**2) / 2, deviation, 1000)
     return StepNoise(np.exp(quantiles), np.arange(1000) % 2 == 0)
-
-
-def _error_of_sum(times: Times) -> Floats:
-    """Return the relative error of each request's time if that of every step is 1 and independent."""
-    steps = [(run.repeats, run.end_ns - run.start_ns) for run in times.runs]
-    squares = np.cumsum([0.0, *(taken**2 / repeats for repeats, taken in steps)])
-    ends = np.array([run.end_ns for run in times.runs])
-    starts = np.array([run.start_ns for run in times.runs])
-    first, last = np.searchsorted(starts, times.admitted_ns), np.searchsorted(ends, times.last_ns) + 1
-    return np.asarray(np.sqrt(squares[last] - squares[first]) / (times.last_ns - times.admitted_ns))
 
 
 class _Walk:
