@@ -61,7 +61,11 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     """Draw mean, with its 95 % band if any, and p99 of one delay by offered load; `name` labels the axis."""
     if not study.load:
         return None
-    arms = _curves(study.load)
+    arms: dict[str, list[LoadPoint]] = defaultdict(list)
+    for point in sorted(study.load, key=lambda point: point.rate_rps):
+        arms[point.arm].append(point)
+    order = {name: k for k, name in enumerate(dict.fromkeys(point.arm for point in study.load))}
+    arms = dict(sorted(arms.items(), key=lambda item: order[item[0]]))
     figure, [[mean, tail], [busy, key]] = style.framed_with(
         study.provenance,
         title,
@@ -79,19 +83,24 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     strokes = style.strokes((arm, points[0].family) for arm, points in arms.items())
     for arm, points in arms.items():
         _draw_arm((mean, tail, busy), points, [delay(point) for point in points], strokes[arm], unit.factor)
-    zeros = _scale([mean, tail], shown, unit.factor)
+    # set log axes for the positive values; return whether a zero is omitted
+    axes = [mean, tail]
+    values = [value for delay in shown for key in _CURVES if (value := delay.get(key)) is not None]
+    high = unit.factor * max(values, default=0.0) or 1.0
+    low = max(unit.factor * min((value for value in values if value > 0), default=high / 10), _FLOOR * high)
+    for ax in axes:
+        style.log_scale(ax.yaxis, low, high)
+        ax.set_ylim(low / 1.5, high * 1.5)
+    zeros = 0.0 in values
     _finish_utilisation(busy, study.load)
-    _finish(mean, tail, f"{name} ({unit.name})", _notes(study.load, zeros))
+    # describe what the panel of means omits and marks
+    notes = ["zeros not drawn"] * zeros
+    banded = any(point.ttft_s["low"] is not None for point in study.load)
+    notes.append("band: 95 % interval" if banded else "no band: under 5 seeds")
+    notes += ["hollow: no steady state"] * (not all(point.stable for point in study.load))
+    _finish(mean, tail, f"{name} ({unit.name})", "; ".join(notes))
     _draw_key(key, mean, len(arms))
     return figure
-
-
-def _curves(load: list[LoadPoint]) -> dict[str, list[LoadPoint]]:
-    arms: dict[str, list[LoadPoint]] = defaultdict(list)
-    for point in sorted(load, key=lambda point: point.rate_rps):
-        arms[point.arm].append(point)
-    order = {name: k for k, name in enumerate(dict.fromkeys(point.arm for point in load))}
-    return dict(sorted(arms.items(), key=lambda item: order[item[0]]))
 
 
 def _draw_arm(
@@ -140,26 +149,6 @@ def _values(delays: Sequence[dict[str, float | None]], key: str, factor: float) 
     """Return one value of each delay: NaN where it is missing or not positive, as a log axis requires."""
     scaled = factor * np.array([delay.get(key) or np.nan for delay in delays], dtype=np.float64)
     return np.where(scaled > 0, scaled, np.nan)
-
-
-def _scale(axes: list[Axes], delays: Sequence[dict[str, float | None]], factor: float) -> bool:
-    """Set log axes for the positive values; return whether a zero is omitted."""
-    values = [value for delay in delays for key in _CURVES if (value := delay.get(key)) is not None]
-    high = factor * max(values, default=0.0) or 1.0
-    low = max(factor * min((value for value in values if value > 0), default=high / 10), _FLOOR * high)
-    for ax in axes:
-        style.log_scale(ax.yaxis, low, high)
-        ax.set_ylim(low / 1.5, high * 1.5)
-    return 0.0 in values
-
-
-def _notes(load: Sequence[LoadPoint], zeros: bool) -> str:
-    """Describe what the panel of means omits and marks."""
-    notes = ["zeros not drawn"] * zeros
-    banded = any(point.ttft_s["low"] is not None for point in load)
-    notes.append("band: 95 % interval" if banded else "no band: under 5 seeds")
-    notes += ["hollow: no steady state"] * (not all(point.stable for point in load))
-    return "; ".join(notes)
 
 
 def _finish(mean: Axes, tail: Axes, name: str, notes: str) -> None:

@@ -75,14 +75,12 @@ def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: in
     for ax in panels[len(names) :]:
         ax.remove()
     for k, (ax, name) in enumerate(zip(panels, names, strict=False)):
-        ax.set_title(_shortened(name, _TITLE_CHARS // cols), fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
+        width = _TITLE_CHARS // cols
+        shortened = name if len(name) <= width else f"{name[: width - 1]}…"
+        ax.set_title(shortened, fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
         # the panel above a removed one is the last of its column
         ax.tick_params(labelbottom=k + cols >= len(names), labelleft=k % cols == 0)
     return figure, panels[: len(names)]
-
-
-def _shortened(name: str, width: int) -> str:
-    return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
 def label_outer(figure: Figure, x: str, y: str) -> None:

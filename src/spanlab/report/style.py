@@ -261,9 +261,9 @@ def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tup
     placed = []
     for k in np.argsort(points[:, 0], kind="stable"):
         size = np.array([0.62 * len(labels[k].text), 1.05]) * _LABEL_PT * _PIXELS_PER_PT
-        candidates = _inside(
-            np.asarray(ax.bbox.extents), [_box(points[k], size, ring, *side) for ring in _RINGS for side in _AROUND]
-        )
+        frame = np.asarray(ax.bbox.extents)
+        boxes = [_box(points[k], size, ring, *side) for ring in _RINGS for side in _AROUND]
+        candidates = [box for box in boxes if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()]
         box = _free(candidates, sampled, occupied)
         box = _free(candidates, points, occupied) if box is None else box
         if box is not None and labels[k].text:
@@ -284,10 +284,6 @@ def _sampled(corners: Floats) -> Floats:
 def _box(point: Floats, size: Floats, ring: float, right: int, up: int) -> Floats:
     centre = point + np.array([right, up]) * (size / 2 + ring * _POINT_PX)
     return np.concatenate([centre - size / 2, centre + size / 2])
-
-
-def _inside(frame: Floats, boxes: Sequence[Floats]) -> list[Floats]:
-    return [box for box in boxes if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()]
 
 
 def _free(boxes: Sequence[Floats], points: Floats, occupied: Floats) -> Floats | None:

@@ -596,8 +596,15 @@ def draw_grid(
                 _draw_cell(ax, column, row, content)
     _name_axes(ax, grid, downs, acrosses)
     style.add_title(figure, title)
-    _legend(
-        figure, [*(Patch(color=colour, label=label) for label, colour in legend.items()), *notes], 1 - 0.36 / height
+    patches = [*(Patch(color=colour, label=label) for label, colour in legend.items()), *notes]
+    figure.legend(
+        handles=patches,
+        fontsize=7.5,
+        frameon=False,
+        handlelength=1,
+        loc="upper left",
+        bbox_to_anchor=(0.01, 1 - 0.36 / height),
+        ncols=len(patches),
     )
     style.add_footer(figure, footer_of(points))
     return figure
@@ -625,15 +632,3 @@ def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses
     sides = [" · ".join(map(axis_name, keys)) for keys in (grid.keys[: grid.split], grid.keys[grid.split :])]
     across = f"\nacross: {sides[1]}" if sides[1] else ""
     ax.set_xlabel(f"down: {sides[0]}{across}", fontsize=8, color=style.INK)
-
-
-def _legend(figure: Figure, patches: Sequence[Patch], top: float) -> None:
-    figure.legend(
-        handles=list(patches),
-        fontsize=7.5,
-        frameon=False,
-        handlelength=1,
-        loc="upper left",
-        bbox_to_anchor=(0.01, top),
-        ncols=len(patches),
-    )

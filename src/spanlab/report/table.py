@@ -454,14 +454,11 @@ def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
         parts += [Text(table.title), *[Text()] * ("\n" in table.title), _rich(shown, width), Text()]
         names = [column.heading.replace("\n", " ") for column in dropped if not column.explains]
         too_narrow = [f"too narrow for: {', '.join(names)}"] if names else []
-        notes |= dict.fromkeys([*table.notes, *too_narrow, *_explanations(table, dropped)])
+        # for each row, the cells of dropped columns that explain rows
+        numbers = [number for number, column in enumerate(table.columns) if column in dropped and column.explains]
+        explanations = [f"{row[0].text}: {row[number].text}" for number in numbers for row in table.rows]
+        notes |= dict.fromkeys([*table.notes, *too_narrow, *explanations])
     return Group(*parts, Text("\n".join(notes), style="dim"))
-
-
-def _explanations(table: Table, dropped: Sequence[Column]) -> list[str]:
-    """Return a note for each row about the cells of dropped columns that explain rows."""
-    numbers = [number for number, column in enumerate(table.columns) if column in dropped and column.explains]
-    return [f"{row[0].text}: {row[number].text}" for number in numbers for row in table.rows]
 
 
 def as_text(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> str:

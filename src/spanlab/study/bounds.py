@@ -484,19 +484,18 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     summary["bounds"] = bounds.of_arm(arm, records)
     summary["bounds"]["served_alone"] = served_alone(records)
     summary["finds"] = PREFIXES if strategy.spans is None and strategy.passages.order == "given" else ANYWHERE
+    # the tokens that a cache without limit reuses at the positions where the arm looks
+    hit_last = strategy.last_token == "reuse"
+    if summary["finds"] == PREFIXES:
+        infinite_cache = bound_tokens(counted, hit_last)
+    else:
+        infinite_cache = int(summary["bounds"]["infinite_any_position_tokens"])
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: counted[name] for name in REPORTED}, base_runs, summary),
         load=_load_points(study, arm, columns, runs),
-        bound=_infinite_cache(summary, counted, strategy.last_token == "reuse"),
+        bound=infinite_cache,
         ttft_sums=ttft_sums(counted),
     )
-
-
-def _infinite_cache(summary: dict[str, Any], counted: Columns, hit_last: bool) -> int:
-    """Return the tokens that a cache without limit reuses at the positions where the arm looks."""
-    if summary["finds"] == PREFIXES:
-        return bound_tokens(counted, hit_last)
-    return int(summary["bounds"]["infinite_any_position_tokens"])
 
 
 def family(strategy: Strategy) -> str:

@@ -506,7 +506,12 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
             **run_facts(time.perf_counter() - started),
         }
         write_results(summary, tables, folder.work)
-        write_page(_page(runs, tables, summary, folder.work), folder.work)
+        caveats = dict.fromkeys(f"{run.name}: {text}" for run in runs for text in run.summary["caveats"])
+        failed = [f"{run.name}: {text}" for run in runs for text in run.summary["failed"].values()]
+        about = [f"{run.name}: {run.summary['workload']['detail']}, {run.summary['model']}" for run in runs]
+        config = (folder.work / CONFIG).read_text()
+        page = Page(tables[0].title, tables, about, tuple(caveats), failed, config=config, facts=facts_of(summary))
+        write_page(page, folder.work)
         publish(folder, tables)
     return folder.path
 
@@ -559,11 +564,3 @@ def _unshared_arms(runs: Sequence[FinishedRun]) -> list[str]:
     arms = [set(run.summary["arms"]) for run in runs]
     unshared = {run.name: sorted(run_arms - set.intersection(*arms)) for run, run_arms in zip(runs, arms, strict=True)}
     return [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]
-
-
-def _page(runs: Sequence[FinishedRun], tables: Sequence[Table], summary: dict[str, Any], folder: Path) -> Page:
-    caveats = dict.fromkeys(f"{run.name}: {text}" for run in runs for text in run.summary["caveats"])
-    failed = [f"{run.name}: {text}" for run in runs for text in run.summary["failed"].values()]
-    about = [f"{run.name}: {run.summary['workload']['detail']}, {run.summary['model']}" for run in runs]
-    config = (folder / CONFIG).read_text()
-    return Page(tables[0].title, tables, about, tuple(caveats), failed, config=config, facts=facts_of(summary))

@@ -333,7 +333,8 @@ def greedy_generation(subject: Subject) -> Measurement:
         )
         equal, compared = equal + (difference_at is None), compared + len(theirs)
         if difference_at is not None:
-            gaps.append(_gap(served.logits_of(request)[difference_at], theirs[difference_at]))
+            row = served.logits_of(request)[difference_at]
+            gaps.append(float((row.max() - row[theirs[difference_at]]) / row.square().mean().sqrt()))
     description = f"{equal} of {len(requests)} answers equal, {compared:,} tokens"
     return Measurement(max(gaps), subject.limit, f"gap of logits ÷ their RMS at the first other token; {description}")
 
@@ -388,11 +389,6 @@ def _generated(subject: Subject, request: Request) -> list[int]:
         generated: Tensor = subject.reference_model.generate(ids, **options)  # type: ignore[operator]
     tokens: list[int] = generated[0, ids.shape[1] :].tolist()
     return tokens
-
-
-def _gap(row: Tensor, other: int) -> float:
-    """Difference of the largest logit and the logit of `other`, relative to the RMS of all logits."""
-    return float((row.max() - row[other]) / row.square().mean().sqrt())
 
 
 # ------------------------------------------------------------------------------

@@ -194,13 +194,10 @@ def _copy_results(folder: Path, card: Path, patterns: list[str], home: Path) -> 
         for path in sorted(folder.glob(pattern)):
             target = card / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_without_paths(_log_tail(path), folder, home))
-
-
-def _log_tail(path: Path) -> str:
-    """Text of a file; only the last lines of a log."""
-    text = path.read_text(errors="replace")
-    return text if path.name != LOG else "\n".join(text.splitlines()[-_LOG_LINES:]) + "\n"
+            text = path.read_text(errors="replace")
+            if path.name == LOG:
+                text = "\n".join(text.splitlines()[-_LOG_LINES:]) + "\n"
+            target.write_text(_without_paths(text, folder, home))
 
 
 def _without_paths(text: str, folder: Path, home: Path) -> str:

@@ -245,21 +245,21 @@ class RunFolder:
         self._old, self._scratch = folder / f".{run}.old", folder / f".{run}.scratch"
         self._complete = False
         self._lock = _lock(folder / f".{run}.lock", run)
-        self._refuse_links()
+        for path in (self.path, self.work, self._old, self._scratch):
+            if path.is_symlink():
+                raise _link_error(path, self.path.name)
         self._recover()
         check_names(root, workload, run, if_exists, config, growing)
         if if_exists == "resume":
-            self._resume()
+            # continue from the partial folder, or from a copy of the finished one
+            if self.path.exists() and not self.work.exists():
+                shutil.copytree(self.path, self._scratch)
+                (self._scratch / _COPIED).write_text(_identity(self.path))
+                os.rename(self._scratch, self.work)
         else:
             self._discard(self.work)
         self.work.mkdir(parents=True, exist_ok=True)
         replace_file(self.work / CONFIG, config.encode())
-
-    def _refuse_links(self) -> None:
-        """Raise where a name of this class is a symbolic link, which would lead its files to another place."""
-        for path in (self.path, self.work, self._old, self._scratch):
-            if path.is_symlink():
-                raise _link_error(path, self.path.name)
 
     def _recover(self) -> None:
         """Complete the renames of a process that was killed in `finish`."""
@@ -268,13 +268,6 @@ class RunFolder:
             if not self.path.exists():
                 os.rename(self.work if self.work.exists() else self._old, self.path)
             self._settle_old()
-
-    def _resume(self) -> None:
-        """Continue from the partial folder, or from a copy of the finished one."""
-        if self.path.exists() and not self.work.exists():
-            shutil.copytree(self.path, self._scratch)
-            (self._scratch / _COPIED).write_text(_identity(self.path))
-            os.rename(self._scratch, self.work)
 
     def _discard(self, folder: Path) -> None:
         """Delete a folder; a process that is killed meanwhile leaves no part of it under its name."""
@@ -319,17 +312,14 @@ class RunFolder:
         if self._old.exists() and mark.exists() and mark.read_text() == _identity(self._old):
             self._discard(self._old)
         elif self._old.exists():
-            self._archive_old()
+            # rename the replaced run by its time stamp
+            source = next(path for path in (self._old / SUMMARY, self._old) if path.exists())
+            stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(source.stat().st_mtime))
+            names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))
+            target = next(path for path in map(self.path.with_name, names) if not path.exists())
+            os.rename(self._old, target)
+            print_line(Console(stderr=True), f"the previous run was moved to {target}")
         mark.unlink(missing_ok=True)
-
-    def _archive_old(self) -> None:
-        """Rename the replaced run by its time stamp."""
-        source = next(path for path in (self._old / SUMMARY, self._old) if path.exists())
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(source.stat().st_mtime))
-        names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))
-        target = next(path for path in map(self.path.with_name, names) if not path.exists())
-        os.rename(self._old, target)
-        print_line(Console(stderr=True), f"the previous run was moved to {target}")
 
 
 def check_names(

@@ -275,7 +275,12 @@ class ServingLog:
 
     def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
         """Log a step that starts at `now`; called before the scheduler advances its sequences."""
-        durations = self._durations(result)
+        if result.repeats == 1:
+            durations = np.array([result.duration_ns], dtype=np.int64)
+        else:
+            assert self.spans is not None, "only a timing model merges steps into one"
+            durations = self.spans.last[: result.repeats]
+            assert int(durations.sum()) == result.duration_ns, "step durations of a span sum to its duration"
         first, end = now + int(durations[0]), now + result.duration_ns
         later_durations = durations[1:]
         for sequence in [sequence for sequence in step.decodes if not sequence.has_ended]:
@@ -297,14 +302,6 @@ class ServingLog:
         self._sequences_ns += (prefills + len(step.decodes)) * result.duration_ns
         self._tokens_ns += scheduled * result.duration_ns
         self._busy_ns += result.duration_ns
-
-    def _durations(self, result: StepResult) -> Ints:
-        if result.repeats == 1:
-            return np.array([result.duration_ns], dtype=np.int64)
-        assert self.spans is not None, "only a timing model merges steps into one"
-        durations = self.spans.last[: result.repeats]
-        assert int(durations.sum()) == result.duration_ns, "step durations of a span sum to its duration"
-        return durations
 
     def finished(self, record: Record | ServedRecord) -> None:
         """Pool the gaps of a request, except in the warm-up."""

@@ -73,7 +73,13 @@ class RemoteServer(Backend):
             raise ValueError(f"base_url={base_url}: expected answers, but {failed}")
         if job.serving is not None:
             answers.gaps.write(job.serving)
-        if (steps := self._step_log()) is not None:
+        # the file of the server's steps; None where it writes none
+        if self._server is not None:
+            steps = self._server.launch.steps if self._server.kind.logs_steps else None
+        else:
+            given = self._study.server.step_log
+            steps = None if given is None else Path(given)
+        if steps is not None:
             write_last_run(steps, job.steps)
         return answers.row()
 
@@ -94,13 +100,6 @@ class RemoteServer(Backend):
             launch = Launch(self._study, folder, free_port(settings.port), longest)
             self._server = self._started.enter_context(running(launch))
         return self._server
-
-    def _step_log(self) -> Path | None:
-        """Return the file of the server's steps; None where it writes none."""
-        if self._server is not None:
-            return self._server.launch.steps if self._server.kind.logs_steps else None
-        given = self._study.server.step_log
-        return None if given is None else Path(given)
 
     def close(self) -> None:
         """End the server that it started."""

@@ -292,20 +292,18 @@ class _StudyRun:
             return {}
         if BACKENDS[self.study.backend].interleaved and any(map(Row.is_unfinished, self.rows)):
             workers.submit(Worker.warm_up).result()
-        with arm_progress(self._totals(), self.console) as show:
-            return run_tasks(workers, schedule_tasks(self.study, self.rows), show)
 
-    def _totals(self) -> dict[str, int]:
-        """Number of requests of each row."""
         per_run = self.study.workload.popularity.requests or len(self.workload.requests)
         designed = self.study.workload.kind == DESIGNED
         shapes = shapes_of(self.calibration or self.study) if self.calibration or designed else []
-        return {
+        totals = {
             row.name: sum(len(shapes[cell.seed].requests) for cell in row.cells)
             if row.calibrates or designed
             else per_run * len(row.cells)
             for row in self.rows
         }
+        with arm_progress(totals, self.console) as show:
+            return run_tasks(workers, schedule_tasks(self.study, self.rows), show)
 
     def _finished(self, outcomes: Outcomes, facts: EngineFacts | None, profile: Profile | None) -> Finished:
         """Return the input of the analyses; ValueError where all arms or the calibration failed."""

@@ -84,7 +84,8 @@ class Subscription:
             if binds:
                 self._socket.bind(address)
                 return
-            with socket.create_connection(_plain(address), _REACHABLE_S):
+            host, port = _parts(address)
+            with socket.create_connection((host.strip("[]"), port), _REACHABLE_S):
                 self._socket.connect(address)
         except zmq.ZMQError as error:
             in_use = "; where the server listens there itself, socket=connect" if error.errno == zmq.EADDRINUSE else ""
@@ -114,11 +115,6 @@ class Subscription:
         """Close the sockets, and give up messages that were not read."""
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
-
-
-def _plain(address: str) -> tuple[str, int]:
-    host, port = _parts(address)
-    return host.strip("[]"), port
 
 
 class Repetition:

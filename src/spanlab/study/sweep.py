@@ -204,7 +204,11 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
             *sweep_tables(points),
             *(table for analysis_findings in findings for table in analysis_findings.every_table),
         )
-        summary = _write(points, findings, tables, folder)
+
+        summary = sweep_summary(points)
+        for analysis_findings in findings:
+            summary |= analysis_findings.summary
+        write_before_report(summary, tables, folder)
         figures = _draw(points, findings, folder.work / "figures") if study.output.figures else []
         write_page(_page(name, points, tables, figures, summary, folder), folder.work)
         finish_report(summary, folder)
@@ -310,17 +314,6 @@ def run_points(study: Study, name: str, root: Path, compose: Compose, axes: Sequ
         settings = dict(zip(axis.keys, values, strict=True))
         value = as_value(", ".join(values))
         yield replace(result, axis=axis.name, value=value, settings=settings)
-
-
-def _write(
-    points: list[SweepPoint], findings: list[Findings], tables: Sequence[Table], folder: RunFolder
-) -> dict[str, Any]:
-    """Write summary and tables of all points that ran, and return the summary."""
-    summary = sweep_summary(points)
-    for analysis_findings in findings:
-        summary |= analysis_findings.summary
-    write_before_report(summary, tables, folder)
-    return summary
 
 
 def _page(

@@ -96,7 +96,10 @@ class Watch:
             positive(key, getattr(self, key))
         for key in ("events", "replay"):
             if (address := getattr(self, key)) is not None:
-                self._check_port(key, address)
+                port = (host_and_port(address) or ("", -1))[1]
+                is_free = port == 0 and key == "events" and self.socket == "bind" and self.ranks == 1
+                if not (is_free or 1 <= port <= _LAST_PORT + 1 - self.ranks):
+                    raise ValueError(f"{key}={address}: expected tcp://HOST:PORT")
         host = (host_and_port(self.events) or ("", 0))[0]
         if self.socket == "bind" and not self.public and not _LOOPBACK.fullmatch(host):
             raise ValueError(
@@ -106,12 +109,6 @@ class Watch:
         if self.base_url is not None:
             check_address("base_url", self.base_url)
         self.output.refuse_resuming()
-
-    def _check_port(self, key: str, address: str) -> None:
-        port = (host_and_port(address) or ("", -1))[1]
-        is_free = port == 0 and key == "events" and self.socket == "bind" and self.ranks == 1
-        if not (is_free or 1 <= port <= _LAST_PORT + 1 - self.ranks):
-            raise ValueError(f"{key}={address}: expected tcp://HOST:PORT")
 
 
 # ------------------------------------------------------------------------------
@@ -370,7 +367,8 @@ class WatchRun:
     def _reading(self, screen: Screen) -> None:
         """Read the counters, show and write the numbers."""
         before = self.picture.counters.prompt, self.picture.counters.cached
-        self._read_counters()
+        if self.metrics is not None and (readings := self.metrics.read()) is not None:
+            self._take_readings(readings)
         prompt, cached = (now - then for now, then in zip(self._totals(), before, strict=True))
         numbers = self.picture.numbers() | {"hit_rate_now": cached / prompt if prompt else None}
         if numbers["blocks"]:
@@ -383,10 +381,6 @@ class WatchRun:
 
     def _totals(self) -> tuple[int, int]:
         return self.picture.counters.prompt, self.picture.counters.cached
-
-    def _read_counters(self) -> None:
-        if self.metrics is not None and (readings := self.metrics.read()) is not None:
-            self._take_readings(readings)
 
     def _take_readings(self, readings: dict[str, float]) -> None:
         self.picture.take_readings(readings)

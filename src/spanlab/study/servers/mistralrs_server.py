@@ -115,7 +115,14 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         try:
             for chunk in self.runner.send_chat_completion_request(request):
-                self._event(chunk)
+                choices = [
+                    {"index": 0, "text": choice.delta.content or "", "finish_reason": choice.finish_reason}
+                    for choice in chunk.choices
+                ]
+                event = {"id": chunk.id, "object": "text_completion", "model": self.name, "choices": choices}
+                if chunk.usage is not None:
+                    event["usage"] = usage_of(chunk.usage)
+                self._write(event)
         except Exception as error:  # whatever mistral.rs raises becomes the end of the stream
             self._write({"error": {"message": str(error)}})
             return
@@ -129,16 +136,6 @@ class Handler(BaseHTTPRequestHandler):
         if not isinstance(body, dict) or not body.get("stream"):
             raise BadRequestError("expected a JSON object with stream=true")
         return request_of(body, self.vocabulary)
-
-    def _event(self, chunk: Any) -> None:
-        choices = [
-            {"index": 0, "text": choice.delta.content or "", "finish_reason": choice.finish_reason}
-            for choice in chunk.choices
-        ]
-        event = {"id": chunk.id, "object": "text_completion", "model": self.name, "choices": choices}
-        if chunk.usage is not None:
-            event["usage"] = usage_of(chunk.usage)
-        self._write(event)
 
     def _write(self, event: dict[str, Any]) -> None:
         self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
