@@ -145,13 +145,10 @@ def _missing_config(error: BaseException) -> str:
     group, _, name = str(missing).rpartition("/")
     if not group and name in MOVED_ENTRIES:
         return f"entry {name}: now a script; expected .venvs/engine/bin/python {MOVED_ENTRIES[name]} KEY=VALUE ..."
-    choices = sorted({*_files(group), *_stored(group)})
+    files = (path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
+    choices = sorted({*files, *_stored(group)})
     choice = f"{group}={name}" if group else f"entry {name}"
     return f"{choice}: not in conf/{group}; expected {among(name, choices)}"
-
-
-def _files(group: str) -> Iterator[str]:
-    return (path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
 
 
 def _stored(group: str) -> Iterator[str]:

@@ -47,7 +47,17 @@ def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float
     if key:
         request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
-        return _content(_read_reply(request, timeout_s))
+        with build_opener(_NoRedirect).open(request, timeout=timeout_s) as response:
+            reply: bytes = response.read(_LARGEST_REPLY + 1)
+        if len(reply) > _LARGEST_REPLY:
+            raise UnansweredError(f"the reply is larger than {_LARGEST_REPLY} bytes")
+        try:
+            content = json.loads(reply)["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+            raise UnansweredError("the reply is not a chat completion") from None
+        if not isinstance(content, str):
+            raise UnansweredError("the reply is not a chat completion")
+        return content
     except HTTPError as error:
         raise UnansweredError(f"the endpoint answered {_status(error.code)}") from None
     except TimeoutError:
@@ -59,24 +69,6 @@ def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float
         ) from None
     except (OSError, HTTPException) as error:
         raise UnansweredError(f"the connection broke ({type(error).__name__})") from None
-
-
-def _read_reply(request: Request, timeout_s: float) -> bytes:
-    with build_opener(_NoRedirect).open(request, timeout=timeout_s) as response:
-        reply: bytes = response.read(_LARGEST_REPLY + 1)
-    if len(reply) > _LARGEST_REPLY:
-        raise UnansweredError(f"the reply is larger than {_LARGEST_REPLY} bytes")
-    return reply
-
-
-def _content(reply: bytes) -> str:
-    try:
-        content = json.loads(reply)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        raise UnansweredError("the reply is not a chat completion") from None
-    if not isinstance(content, str):
-        raise UnansweredError("the reply is not a chat completion")
-    return content
 
 
 def _status(code: int) -> str:

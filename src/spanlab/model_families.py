@@ -46,16 +46,13 @@ HeadsOf = Callable[[ModelConfig, bool], Heads]
 
 def heads_of(config: ModelConfig, own_head_dim: bool) -> Heads:
     heads = config.integer("num_attention_heads")
-    stored = _kv_heads(config, heads)
+    # number of KV heads: null means one per query head, and so does a missing key of a Llama model
+    if "num_key_value_heads" in config.keys or config.get("model_type") == "llama":
+        stored = config.integer_or("num_key_value_heads", heads)
+    else:
+        stored = config.integer("num_key_value_heads")
     width = config.integer("head_dim") if own_head_dim else config.integer_or("head_dim", _share(config, heads))
     return Heads(heads, stored, width, width)
-
-
-def _kv_heads(config: ModelConfig, heads: int) -> int:
-    """Number of KV heads: null means one per query head, and so does a missing key of a Llama model."""
-    if "num_key_value_heads" in config.keys or config.get("model_type") == "llama":
-        return config.integer_or("num_key_value_heads", heads)
-    return config.integer("num_key_value_heads")
 
 
 def _share(config: ModelConfig, heads: int) -> int:

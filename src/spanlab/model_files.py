@@ -75,7 +75,8 @@ def find_config(name: str, key: str = "model") -> ModelConfig:
         path = path / CONFIG
     if path.is_file():
         return _read_config(path, f"{key}={path}", _name(path))
-    if _is_repository(name):
+    owner, _, repo = name.partition("/")
+    if owner and repo and "/" not in repo and owner[0] not in ".~" and not repo.endswith(".json"):
         return _read_config(_download(name, key), f"{key}={name}", name)
     raise ValueError(f"{key}={name}: there is no {path}; expected {EXPECTED}")
 
@@ -100,11 +101,6 @@ def _read_config(file: Path, source: str, name: str) -> ModelConfig:
     except (ValueError, RecursionError) as error:  # brackets in thousands of brackets
         raise ValueError(f"{source}: no JSON ({error}); expected a config.json") from error
     return ModelConfig.of(source, name, content)
-
-
-def _is_repository(name: str) -> bool:
-    owner, _, repo = name.partition("/")
-    return bool(owner and repo) and "/" not in repo and owner[0] not in ".~" and not repo.endswith(".json")
 
 
 def _download(name: str, key: str) -> Path:
@@ -166,7 +162,8 @@ class PackagedModel:
                 f"{self.name}: the package {self.distribution} {self.version} is not installed; expected the "
                 f"environment {ENVIRONMENT}, which runall.sh sets up"
             )
-        checksum = _sha256(path)
+        with path.open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
         if checksum != self.sha256:
             raise ValueError(f"{self.name}: {path} has sha256 {checksum}; expected {self.sha256}")
         return path
@@ -265,8 +262,3 @@ def cache_folder() -> Path:
         return Path(configured).expanduser()
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "spanlab"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -310,7 +310,9 @@ def spec_of(config: ModelConfig) -> ModelSpec:
         sizes |= recurrent_sizes(config, kind.recurrence, recurrent)
         sizes["attention_first"] = kind.attends_first or kinds[0] in (FULL, BOTH)
         if kind.state_key:
-            sizes["state_itemsize"] = _state_itemsize(config, kind.state_key)
+            # a number of a state is a float32 unless the file says otherwise
+            config.check_value(kind.state_key, [None, *ITEMSIZES], among("", ITEMSIZES))
+            sizes["state_itemsize"] = ITEMSIZES[config.get(kind.state_key) or "float32"]
     if counts[INDEXED]:
         sizes |= _index(config, kind, counts[INDEXED])
     if sparse:
@@ -319,6 +321,8 @@ def spec_of(config: ModelConfig) -> ModelSpec:
     more = sum(widths) - len(widths) * min(widths)  # of blocks wider than others
     projected = _query_parameters(config, kind, kinds[len(stored) :]) + 3 * config.integer("hidden_size") * more
     sizes["other_parameters"] = sizes.get("other_parameters", 0) + projected
+    # a file that does not say whether the head is the embedding table has the default of its type
+    tied = config.flag("tie_word_embeddings") if "tie_word_embeddings" in config.keys else kind.tied
     return ModelSpec(
         name=config.name,
         attention_layers=full,
@@ -328,7 +332,7 @@ def spec_of(config: ModelConfig) -> ModelSpec:
         local=[] if kind is _DEEPSEEK_V4 else _local(config, kind, kinds, len(stored)),
         packed=packed_tables(config, kinds) if kind is _DEEPSEEK_V4 else [],
         gated_attention=kind.gated,
-        tied_embeddings=_tied(config, kind),
+        tied_embeddings=tied,
         weight_itemsize=weight_itemsize,
         expert_itemsize=expert_itemsize,
         kv_itemsize=itemsize,
@@ -351,12 +355,6 @@ def _kinds(config: ModelConfig, kind: ModelType) -> list[str]:
     if len(kinds) != layers:
         raise config.error("num_hidden_layers", f"{len(kinds)}, the number of listed layers")
     return kinds
-
-
-def _state_itemsize(config: ModelConfig, key: str) -> int:
-    """Bytes of a number of a state: of float32, unless the file says otherwise."""
-    config.check_value(key, [None, *ITEMSIZES], among("", ITEMSIZES))
-    return ITEMSIZES[config.get(key) or "float32"]
 
 
 def _names(kinds: Iterable[str]) -> str:
@@ -394,11 +392,6 @@ def _quantised(config: ModelConfig, itemsize: int) -> tuple[float, int]:
     if config.get("model_type") == "deepseek_v4" and method == "fp8" and config.get("expert_dtype") in (None, "fp4"):
         of_experts = QUANTISED["mxfp4"][0]  # as in vLLM, unless the file says fp8
     return (0.0 if of_experts == of_others else of_experts), (of_others or itemsize)
-
-
-def _tied(config: ModelConfig, kind: ModelType) -> bool:
-    """Whether the output head is the embedding table; a file that does not say so has the default of its type."""
-    return config.flag("tie_word_embeddings") if "tie_word_embeddings" in config.keys else kind.tied
 
 
 # Attention.

@@ -179,7 +179,13 @@ class Drift:
 def assess(runs: Sequence[Run], utilisation: float | None = None) -> Stationarity:
     """Stationarity of one cell; `runs` are its seeds, `utilisation` its offered work ÷ capacity."""
     drift = drift_test(runs)
-    warmup = _warmup(runs)
+    # MSER-5 of the TTFT of the k-th arrival, averaged over the seeds as in Welch's method
+    shortest = min(len(run.arrived_s) for run in runs)
+    if shortest < SHORTEST:
+        warmup = None
+    else:
+        series = [_delays(run)[:shortest] for run in runs]
+        warmup = mser5(np.mean(series, axis=0))
     overloaded = utilisation is not None and utilisation >= 1
     growing = drift is not None and drift.p < ALPHA
     verdict = SATURATED if overloaded or growing or _at_once(runs) else _settled(runs, warmup)
@@ -197,15 +203,6 @@ def _settled(runs: Sequence[Run], warmup: int | None) -> str:
         return TOO_SHORT
     shortest = min(len(run.arrived_s) for run in runs)
     return UNSETTLED if warmup >= _BATCH * (shortest // _BATCH // 2) else STEADY
-
-
-def _warmup(runs: Sequence[Run]) -> int | None:
-    """MSER-5 of the TTFT of the k-th arrival, averaged over the seeds as in Welch's method."""
-    shortest = min(len(run.arrived_s) for run in runs)
-    if shortest < SHORTEST:
-        return None
-    series = [_delays(run)[:shortest] for run in runs]
-    return mser5(np.mean(series, axis=0))
 
 
 def _delays(run: Run) -> Times:

@@ -20,7 +20,7 @@ import numpy as np
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, REQUESTS, EvictionRules
 from spanlab.core.request import Budget
 from spanlab.core.store import Store
-from spanlab.core.token_string import TokenString, string_of
+from spanlab.core.token_string import string_of
 from spanlab.core.tree import Node, PrefixTree
 from spanlab.registry import one_of
 
@@ -72,7 +72,8 @@ class ChunkPolicy:
 
     def insert(self, key: bytes, chunk: Chunk, req_context: Request | None = None) -> None:
         """Store a chunk, locked until it is written; since 0.33, vLLM names the request that stores it."""
-        leaf = self._store.insert(self._root, _token_name(key), WIDTH, (), 0)
+        tokens = string_of([np.frombuffer(blake2b(key, digest_size=4 * WIDTH).digest(), np.int32)])
+        leaf = self._store.insert(self._root, tokens, WIDTH, (), 0)
         self._chunks[key], self._leaves[key], self._keys[leaf] = chunk, leaf, key
         if chunk.ref_cnt:
             self._store.lock(leaf)
@@ -176,11 +177,6 @@ def __getattr__(name: str) -> type:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return cache_policy(name.removeprefix(PREFIX))
-
-
-def _token_name(key: bytes) -> TokenString:
-    """Return the tokens that identify a chunk in the tree: a digest of its key."""
-    return string_of([np.frombuffer(blake2b(key, digest_size=4 * WIDTH).digest(), np.int32)])
 
 
 def _in_prefix_order(key_groups: Sequence[Sequence[bytes]], request: Request) -> list[bytes]:

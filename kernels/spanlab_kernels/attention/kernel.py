@@ -478,7 +478,15 @@ def blocks(head_dim: int, dtype: torch.dtype, entries: int, device: torch.device
     multiplies 64 rows at once. float32 is for exactness: its products do not run on tensor cores.
     """
     device = torch.device(device)
-    fixed = _fixed(head_dim, dtype, entries)
+    rows, wide = _power(entries), head_dim > 128
+    if dtype == torch.float32:
+        fixed = Blocks(min(rows, 32), 32, 8, 2)
+    elif rows <= 32:
+        fixed = Blocks(rows, 32 if wide else 64, 4, 3)
+    elif rows <= 64:
+        fixed = Blocks(64, 32 if wide else 64, 8, 3)
+    else:
+        fixed = Blocks(LARGEST, 32 if wide else 64, 8, 2 if wide else 3)
     if device.type != "cuda":
         return fixed
     tuned = choices(torch.cuda.get_device_name(device), cache_file())
@@ -520,17 +528,6 @@ def save_choices(card: str, tuned: dict[str, Blocks], file: Path) -> None:
 
 def _power(entries: int) -> int:
     return max(16, 1 << (entries - 1).bit_length())
-
-
-def _fixed(head_dim: int, dtype: torch.dtype, entries: int) -> Blocks:
-    rows, wide = _power(entries), head_dim > 128
-    if dtype == torch.float32:
-        return Blocks(min(rows, 32), 32, 8, 2)
-    if rows <= 32:
-        return Blocks(rows, 32 if wide else 64, 4, 3)
-    if rows <= 64:
-        return Blocks(64, 32 if wide else 64, 8, 3)
-    return Blocks(LARGEST, 32 if wide else 64, 8, 2 if wide else 3)
 
 
 # ------------------------------------------------------------------------------

@@ -217,14 +217,11 @@ class Packing:
         first_unit = self.gains.first_unit - node_price * (self.unit / self.tokens) - fixed
         best = np.maximum(np.maximum.reduceat(np.maximum(full, first_unit), self.heads), 0.0)
         value = float(best.sum() + (prices * self.capacity).sum())
-        return Choice(value, self.usage(*self._chosen(full, first_unit, best)))
-
-    def _chosen(self, full: Floats, first_unit: Floats, best: Floats) -> tuple[Ints, Flags]:
-        """Return the last row of each path with a positive gain, and whether only its first unit is reused."""
+        # the last row of each path with a positive gain, and whether only its first unit is reused
         is_best = np.maximum(full, first_unit) >= best[self.path]
         rows = (is_best & (best[self.path] > 0)).nonzero()[0]
         rows = rows[np.unique(self.path[rows], return_index=True)[1]]
-        return rows, first_unit[rows] > full[rows]
+        return Choice(value, self.usage(rows, first_unit[rows] > full[rows]))
 
     def usage(self, rows: Ints, first_unit_only: Flags | None = None) -> Floats:
         """Return the memory that reuse up to these rows, one per path, occupies, by resource and slot.
@@ -330,7 +327,10 @@ def best_prices(packing: Packing) -> Floats:
     from scipy.optimize import linprog
 
     rows, used = len(packing.path), packing.capacity.size
-    gains, scale = _objective(packing), _scale(packing)[:, None]
+    # the gain per share of u, then of p, shape (2 · rows,)
+    full, first_unit = packing.gains.full, packing.gains.first_unit
+    above = np.where(packing.new, 0.0, np.concatenate([[0.0], full[:-1]]))
+    gains, scale = np.concatenate([full - above, first_unit - full]), _scale(packing)[:, None]
     largest = max(float(np.abs(gains).max()), 1e-300)
     capacity = (packing.capacity / scale).ravel()
     ends = sparse.hstack([_ends(packing), sparse.coo_matrix((rows, used))])
@@ -348,13 +348,6 @@ def best_prices(packing: Packing) -> Floats:
     marginal = -solved.upper.marginals[2 * rows :].reshape(packing.capacity.shape)
     prices: Floats = np.maximum(marginal, 0.0) * largest / scale
     return prices
-
-
-def _objective(packing: Packing) -> Floats:
-    """Return the gain per share of u, then of p, shape (2 · rows,)."""
-    full, first_unit = packing.gains.full, packing.gains.first_unit
-    above = np.where(packing.new, 0.0, np.concatenate([[0.0], full[:-1]]))
-    return np.concatenate([full - above, first_unit - full])
 
 
 def _scale(packing: Packing) -> Floats:
@@ -479,21 +472,19 @@ def offline_bound(reuses: Reuses, memory: CacheMemory, limit: int = LIMIT) -> Of
 
     `limit`  size of a run above which the prices of memory are approximate
     """
-    kv_alone = most_reused_tokens(reuses, _room_for_kv(reuses, memory))
+    # the tokens of other prompts that fit beside the slot's prompt
+    budget = memory.budget
+    if not memory.token_bytes:
+        room_for_kv = np.full(reuses.slots, UNLIMITED)
+    else:
+        unreserved = budget.total_bytes - memory.state_bytes * reuses.running
+        room_for_kv = np.minimum(budget.kv_bytes, unreserved) // memory.token_bytes - reuses.prompt_tokens
+    kv_alone = most_reused_tokens(reuses, room_for_kv)
     resources = resources_of(reuses, memory)
     if not resources or (not memory.state_bytes and memory.budget.entries >= UNLIMITED):
         return OfflineBound(kv_alone, UNITS)
     tokens, method = priced_tokens(reuses, resources, limit)
     return OfflineBound(min(kv_alone, tokens), method)
-
-
-def _room_for_kv(reuses: Reuses, memory: CacheMemory) -> Ints:
-    """Return the tokens of other prompts that fit beside the slot's prompt."""
-    budget = memory.budget
-    if not memory.token_bytes:
-        return np.full(reuses.slots, UNLIMITED)
-    unreserved = budget.total_bytes - memory.state_bytes * reuses.running
-    return np.minimum(budget.kv_bytes, unreserved) // memory.token_bytes - reuses.prompt_tokens
 
 
 def resources_of(reuses: Reuses, memory: CacheMemory) -> list[Resource]:

@@ -290,7 +290,13 @@ class _Cache:
     def match(self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]) -> PrefillInfo:
         """Return the stored and reusable prefix of a prompt; read-only."""
         block, rules = self.rules.block, self.rules
-        matched = self._matched(path) * block
+        blocks = 0
+        for node in path:
+            stored = self._entries.get(node, 0) // self.rules.block_bytes
+            blocks += stored
+            if stored < self._weights[node]:
+                break
+        matched = blocks * block
         limit = min(matched, max(prompt - 1, 0) // block * block)
         resume = limit if rules.placer is None else self._resume(path, limit)
         return PrefillInfo(prompt, matched, max(seen, matched), resume, boundaries)
@@ -363,15 +369,6 @@ class _Cache:
         self._entries.move_to_end(entry)
         if self.rules.ttl_ns is not None:
             self._used[entry] = self._now
-
-    def _matched(self, path: list[int]) -> int:
-        blocks = 0
-        for node in path:
-            stored = self._entries.get(node, 0) // self.rules.block_bytes
-            blocks += stored
-            if stored < self._weights[node]:
-                break
-        return blocks
 
     def _resume(self, path: list[int], limit: int) -> int:
         """Return the deepest position within `limit` tokens that has a state; 0 without one."""

@@ -401,10 +401,6 @@ def builtin_tokenizer() -> ChatTokenizer:
     Ids: 256 bytes, then the words and the names of the roles, each in both forms, then the special
     tokens; ChatML as the chat template; no BOS. Decoding restores every text exactly.
     """
-    return ChatTokenizer("builtin", _builtin_tokenizer(), CHATML, eos_token="<|im_end|>")
-
-
-def _builtin_tokenizer() -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
@@ -416,7 +412,7 @@ def _builtin_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL_TOKENS])
-    return tokenizer
+    return ChatTokenizer("builtin", tokenizer, CHATML, eos_token="<|im_end|>")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.protocol import PassageRules
-from spanlab.core.repair import MapRules, Repair, SpanSettings
+from spanlab.core.repair import MapRules, SpanSettings
 from spanlab.core.request import Budget, Request
 from spanlab.core.rules import RECOVERIES, STATE_FORMATS, CacheRules, ReuseRules, StorageRules
 from spanlab.core.tiers import LOAD_WHEN
@@ -215,10 +215,6 @@ def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
         setting = f"{path}.cache.states_per_path={arm.cache.states_per_path}"
         raise ValueError(f"{setting} with {path}.placement.kind=none: expected null, for there are no states")
     _check_recovery(path, arm, model)
-    _check_format(path, arm, model)
-
-
-def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
     if arm.state_format == "native":
         return
     setting = f"{path}.state_format={arm.state_format}"
@@ -396,13 +392,10 @@ class Strategy:
         if self.spans is not None:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
-            self._check_pool(arm, self.pool)
+            self.pool.check(arm)
+            self._check_unread(arm, f"{arm}.pool", Strategy(pool=self.pool))
         elif self.policy in (*POLICIES_OF_POOLS, *POLICIES_OF_SEQUENCES):
             self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
-
-    def _check_pool(self, arm: str, pool: PoolSettings) -> None:
-        pool.check(arm)
-        self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
 
     def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
         """Raise ValueError for a key that the policy does not read and that differs from `usual`."""
@@ -419,20 +412,16 @@ class Strategy:
                 f"{arm}.spans with sharing={self.sharing}, last_token={self.last_token}: expected shared and recompute"
             )
         if spans.maps is not None:
-            self._check_cache(arm)
+            usual = CacheRules()  # the other rules assume one state per request
+            for key in ("touch", "store_to", "hold_state", "states_per_path"):
+                value, expected = getattr(self.cache, key), getattr(usual, key)
+                if value != expected:
+                    raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
             if (spans.maps.interval or 0) % self.block_size:
                 raise ValueError(
                     f"{arm}.spans.maps.interval={spans.maps.interval}: "
                     f"expected a multiple of {arm}.block_size={self.block_size}, for maps stand at ends of blocks"
                 )
-
-    def _check_cache(self, arm: str) -> None:
-        """Raise ValueError for cache rules that assume one state per request."""
-        usual = CacheRules()
-        for key in ("touch", "store_to", "hold_state", "states_per_path"):
-            value, expected = getattr(self.cache, key), getattr(usual, key)
-            if value != expected:
-                raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
 
 
 @cache
@@ -474,11 +463,6 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
         raise ValueError(
             f"arms.{name}.block_size={arm.block_size}: expected a divisor or a multiple of model.grid={model.grid}"
         )
-    _check_interval(name, arm, model)
-
-
-def _check_interval(name: str, arm: Strategy, model: ModelSpec) -> None:
-    """Raise ValueError for an interval that rounding to blocks and to the model's grid would change."""
     interval, unit = arm.placement.interval, max(arm.block_size, model.grid)
     if interval is not None and interval % unit:
         raise ValueError(
@@ -506,11 +490,7 @@ def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
     if model.has_latents:
         reason = "how latents are read at other positions is not modelled"
         raise ValueError(f"arms.{name}.spans with model.name={model.name}: expected keys and values, for {reason}")
-    _check_layers(f"arms.{name}.spans.repair", spans.repair, model)
-
-
-def _check_layers(path: str, repair: Repair, model: ModelSpec) -> None:
-    """Raise ValueError for layers that the model lacks, or behind which no token is skipped."""
+    path, repair = f"arms.{name}.spans.repair", spans.repair
     checked, last = repair.check_layer, repair.last_check_layer(model.attention_layers)
     if repair.rewrites and checked > last:
         raise ValueError(f"{path}.check_layer={checked}: expected at most layer {last} of {model.name}")

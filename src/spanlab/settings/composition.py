@@ -86,24 +86,20 @@ def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> Dict
         path = loader.get_search_path()
         path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")  # which stays last
         loader.repository.initialize_sources(path)
-    config = _composed_once(entry, with_sections(full_words(entry, overrides, searched)))
+    # Files are read once for the same choices, and values are set in a copy: a sweep, a notebook
+    # and a page compose one entry many times, and Hydra takes 0.2 to 0.7 seconds for it.
+    words = with_sections(full_words(entry, overrides, searched))
+    config = None
+    if not any(word.lstrip("+~").startswith("hydra.") for word in words):  # such as its search path
+        with suppress(Exception):  # of any type: the whole composition says what is wrong
+            config = _with_values(entry, words)
+    if config is None:
+        config = hydra.compose(entry, list(words), return_hydra_config=True)
     check_paths(overrides, config)
     return config
 
 
 _COMPOSED: dict[Hashable, bytes] = {}  # pickled, which is copied faster than a config
-
-
-def _composed_once(entry: str, words: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes: files are read once for the same choices, and values are set in a copy.
-
-    A sweep, a notebook and a page compose one entry many times, and Hydra takes 0.2 to 0.7 seconds for it.
-    """
-    config = None
-    if not any(word.lstrip("+~").startswith("hydra.") for word in words):  # such as its search path
-        with suppress(Exception):  # of any type: the whole composition says what is wrong
-            config = _with_values(entry, words)
-    return hydra.compose(entry, list(words), return_hydra_config=True) if config is None else config
 
 
 def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
@@ -169,18 +165,13 @@ def as_settings(config: DictConfig) -> object:
     schema = schema_of(config)
     load_plugins(OmegaConf.select(config, "plugins") or ())
     _check_section("", OmegaConf.to_container(config, resolve=True), schema)
-    if (name := next((key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None)) is not None:
-        _set_types(config, name.name, hints_of(schema)[name.name])
-    settings = OmegaConf.to_object(config)
+    if (own := next((key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None)) is not None:
+        _set_types(config, own.name, hints_of(schema)[own.name])
+    settings: Any = OmegaConf.to_object(config)
     refuse_unknown_keys(settings)
-    return _with_kinds(settings, schema)
-
-
-def _with_kinds(composed: Any, schema: type[Any]) -> Any:
-    """Return the settings of a schema, from an object of the class that `open_schema` made of it."""
-    if type(composed) is schema:
-        return composed
-    values = {key.name: getattr(composed, key.name) for key in fields(composed)}
+    if type(settings) is schema:  # else it is an object of the class that `open_schema` made of it
+        return settings
+    values = {key.name: getattr(settings, key.name) for key in fields(settings)}
     for name, hint in hints_of(schema).items():
         if (kinds := kinds_of(hint)) is not None:
             values[name] = kinds.of(name, values[name])
@@ -203,7 +194,8 @@ def open_schema(schema: Any) -> Any:
     opened: dict[str, Any] = {}
     for key in fields(schema):
         if kinds_of(hints[key.name]) is not None:
-            opened[key.name] = partial(_open_section, _default_of(key))
+            default = {} if key.default_factory is MISSING else asdict(key.default_factory())
+            opened[key.name] = partial(_open_section, default)
         elif _is_analyses(hints[key.name]):
             opened[key.name] = partial(_open_analyses, hints[key.name])
     short = _short_names(hints)
@@ -247,10 +239,6 @@ def _opened_by(config: Any) -> type[Any] | None:
 
 def _open_section(values: dict[str, Any]) -> DictConfig:
     return OmegaConf.create(values, flags={"struct": False})
-
-
-def _default_of(key: Any) -> dict[str, Any]:
-    return {} if key.default_factory is MISSING else asdict(key.default_factory())
 
 
 def _is_analyses(hint: Any) -> bool:

@@ -142,7 +142,9 @@ class Study:
             raise ValueError(
                 f"load.rates_rps={self.runs.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
             )
-        self._check_pace()
+        for key, value in self.workload.pace().items():
+            if self.arrivals.kind != "as_given":
+                raise ValueError(f"{key}={value} with arrivals.kind={self.arrivals.kind}: expected as_given")
         if not self.draws_arrivals():
             load = replace(self.runs.load, seeds=self.runs.load.seeds[:1])
             self.runs = replace(self.runs, seeds=self.runs.seeds[:1], load=load)
@@ -189,12 +191,6 @@ class Study:
                 raise ValueError(
                     f"arms.{name}.{arm.foresees} with replicas.count={self.replicas.count}: expected replicas.count=1"
                 )
-
-    def _check_pace(self) -> None:
-        """Raise ValueError for a trace's rate or speedup if its own arrival times are not used."""
-        for key, value in self.workload.pace().items():
-            if self.arrivals.kind != "as_given":
-                raise ValueError(f"{key}={value} with arrivals.kind={self.arrivals.kind}: expected as_given")
 
     def draws_arrivals(self) -> bool:
         """Return whether runs depend on the seed; recorded arrivals do not."""
@@ -300,11 +296,6 @@ def check_analyses(study: Study) -> None:
         analyses = study.chosen_analyses()
         expected = "expected sweep=[], or summary among them"
         raise ValueError(f"sweep={study.runs.sweep} with analyses={analyses}: {expected}")
-    _check_alternate(study)
-
-
-def _check_alternate(study: Study) -> None:
-    """Raise ValueError where arms would hardly alternate: under load, an engine is rarely without a request."""
     clients = study.arrivals.clients
     if study.engine.alternate and clients != 1:
         raise ValueError(
