@@ -374,7 +374,9 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
     options = sum(nlargest(running_requests, (request.longest_output - request.output_len for request in requests)))
     twice = page * min(running_requests, len(requests)) if policy.rules.keeps else 0
-    used = min(_budget_tokens(policy) + twice, running + stored)
+    store = policy.store
+    budget_tokens = min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
+    used = min(budget_tokens + twice, running + stored)
     return (used + options + page_sequences * (page - 1)) // page
 
 
@@ -405,11 +407,6 @@ def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
 
 def _full_page_tokens(cache_span: CacheSpan, page: int) -> int:
     return (cache_span.stop - cache_span.start) // page * page
-
-
-def _budget_tokens(policy: TreePolicy) -> int:
-    store = policy.store
-    return min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
 
 
 def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:

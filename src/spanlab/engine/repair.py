@@ -64,19 +64,18 @@ class RowChooser:
         """Select among the rows that enter `layer`; return their indices, or None to compute all of them."""
         if layer < self._first or not (self.projects(layer) or self.measures(layer - 1)):
             return None
-        target = self._target_count(layer) + len(self._free) - self._total
+        if not self._gradual or self._layers - self._first < 2:
+            count = self._count
+        else:
+            spread = min(0.5, (self._total - self._count) / max(self._count, 1))
+            passed = (layer - self._first) / (self._layers - self._first - 1)
+            count = round(self._count * (1 + spread * (1 - 2 * passed)))
+        target = count + len(self._free) - self._total
         if target >= len(self.rows):
             return None
         chosen = self._scores.topk(target).indices.sort().values
         self.rows = self.rows[chosen]
         return chosen
-
-    def _target_count(self, layer: int) -> int:
-        if not self._gradual or self._layers - self._first < 2:
-            return self._count
-        spread = min(0.5, (self._total - self._count) / max(self._count, 1))
-        passed = (layer - self._first) / (self._layers - self._first - 1)
-        return round(self._count * (1 + spread * (1 - 2 * passed)))
 
 
 # ------------------------------------------------------------------------------

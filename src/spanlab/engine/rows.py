@@ -330,7 +330,12 @@ class AttentionMetadata:
         results = [self._read(layer, query, *batch, spans=bool(index)) for index, batch in enumerate(self._batches)]
         if len(results) == 1:
             return results[0][0]
-        return _reweighed(results[0], results[1], self._key_layout.scale * self._key_layout.temperature)
+        # text and spans are combined as in APE (arXiv 2502.05431), with weights exp(lse) and
+        # exp(S · T · lse) in float32
+        text, spans = results
+        weight = self._key_layout.scale * self._key_layout.temperature
+        share = torch.softmax(torch.stack([text[1], weight * spans[1]]), 0)[..., None]
+        return (share[0] * text[0].float() + share[1] * spans[0].float()).to(text[0].dtype)
 
     def attend_with_sums(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor]:
         """As `attend`, with the log-sum-exp of every row's scores, float32 [T, Hq]; without reweighing only."""
@@ -389,12 +394,6 @@ def _reading(groups: GroupArrays, chosen: NDArray[np.bool_]) -> GroupArrays:
     return groups._replace(spans=counts, of_span=groups.of_span.where(chosen))
 
 
-def _reweighed(text: tuple[Tensor, Tensor], spans: tuple[Tensor, Tensor], weight: float) -> Tensor:
-    """Combine text and spans as in APE (arXiv 2502.05431), with weights exp(lse) and exp(S · T · lse) in float32."""
-    share = torch.softmax(torch.stack([text[1], weight * spans[1]]), 0)[..., None]
-    return (share[0] * text[0].float() + share[1] * spans[0].float()).to(text[0].dtype)
-
-
 # ------------------------------------------------------------------------------
 # Copies of spans for one request, made before the request reads or writes them.
 # ------------------------------------------------------------------------------
@@ -430,7 +429,12 @@ class Copier:
     ) -> list[Move]:
         """Allocate pages for the copies of a chunk and return the moves; `repaired`: prompt positions of a repair."""
         if self._key_layout.copies:
-            spans = sorted(set(self._read_spans(request_state, chunk)) & set(request_state.uncopied()))
+            if isinstance(chunk.work, PrefillRange):
+                read = visible(request_state, request_state.spans[chunk.work.cache_span].cache_span)
+            else:
+                starts = [span_pages.cache_span.start for span_pages in request_state.spans]
+                read = [index for index, start in enumerate(starts) if start < chunk.work.stop]
+            spans = sorted(set(read) & set(request_state.uncopied()))
             return [self._copy_span(request_state, index) for index in spans]
         moves: list[Move] = []
         if repaired is None:
@@ -453,12 +457,6 @@ class Copier:
             self._pool.copy(source, target)
             if self._key_layout.rotates_copies:
                 self._rotate(target, shift)
-
-    def _read_spans(self, request_state: RequestState, chunk: ScheduledChunk) -> list[int]:
-        if isinstance(chunk.work, PrefillRange):
-            return visible(request_state, request_state.spans[chunk.work.cache_span].cache_span)
-        starts = [span_pages.cache_span.start for span_pages in request_state.spans]
-        return [index for index, start in enumerate(starts) if start < chunk.work.stop]
 
     def _copy_span(self, request_state: RequestState, index: int) -> Move:
         """Copy a span and rotate it to its position in the prompt."""

@@ -216,7 +216,14 @@ class StatePool(SlotPool):
     def allocate_running(self) -> int:
         """Allocate a cleared slot in the slab for a running request."""
         if not self._free_rows:
-            self._extend()
+            # add slab rows for further running states; the slab's memory moves
+            new = self.slab.extend()
+            for slot, row in self._rows.items():
+                self._slots[slot] = self.slab.row(row)
+            for row in reversed(new):  # the first row is allocated first
+                slot = self._add(self.slab.row(row))
+                self._rows[slot] = row
+                self._free_rows.append(slot)
         return self._activate(self._free_rows.pop(), cleared=True)
 
     def rows(self, slots: Iterable[int]) -> NDArray[np.int64]:
@@ -225,16 +232,6 @@ class StatePool(SlotPool):
 
     def _free_list(self, slot: int) -> list[int]:
         return self._free_rows if slot in self._rows else super()._free_list(slot)
-
-    def _extend(self) -> None:
-        """Add slab rows for further running states; the slab's memory moves."""
-        new = self.slab.extend()
-        for slot, row in self._rows.items():
-            self._slots[slot] = self.slab.row(row)
-        for row in reversed(new):  # the first row is allocated first
-            slot = self._add(self.slab.row(row))
-            self._rows[slot] = row
-            self._free_rows.append(slot)
 
     def recurrent(self, layer: Layers, slot: int) -> Tensor:
         """Recurrent state, float32 [heads, key_dim, value_dim], as a view."""

@@ -250,7 +250,11 @@ class ApplyMap:
         """Apply the map in one layer."""
         state = states.recurrent(layer, self.slot)
         if self.maps.shape.repaired and not self.repaired:
-            state.copy_(self._span_state(layer))
+            pool, slot = self.source
+            if pool is self.maps.stored:
+                state.copy_(self.maps.stored.span_state(layer, slot))
+            else:
+                state.copy_(self.maps.working.span_state(layer, slot).to(self.maps.stored.form.dtype))
         else:
             state.copy_(self._map(layer).apply(state))
 
@@ -265,12 +269,6 @@ class ApplyMap:
         if pool is self.maps.stored:
             return self.maps.stored.map(layer, slot)
         return self.maps.stored.packed(self.maps.working.map(layer, slot))
-
-    def _span_state(self, layer: Layers) -> Tensor:
-        pool, slot = self.source
-        if pool is self.maps.stored:
-            return self.maps.stored.span_state(layer, slot)
-        return self.maps.working.span_state(layer, slot).to(self.maps.stored.form.dtype)
 
 
 # ------------------------------------------------------------------------------
@@ -359,7 +357,9 @@ class RunningState:
         actions = self._advance(cache_span)
         assert self._passed == cache_span, "a cache span is neither computed nor reused"
         self._entered, self._passed = cache_span, cache_span + 1
-        return _from_last_load([*actions, *self._resume(plan)])
+        if not plan.cache_span.independent and plan.resume_state is not None:
+            actions.append(self._load(plan))
+        return _from_last_load(actions)
 
     def _advance(self, cache_span: int) -> list[Action]:
         """Advance the state to a cache span, or to earlier tokens that are recomputed with the full prompt visible."""
@@ -372,10 +372,6 @@ class RunningState:
             actions.append(self._apply_map(self._passed) if span_plan.cache_span.independent else self._load(span_plan))
             self._passed += 1
         return actions
-
-    def _resume(self, plan: CacheSpanPlan) -> list[Action]:
-        """Load the state at the resume point within ordered text, if any."""
-        return [] if plan.cache_span.independent or plan.resume_state is None else [self._load(plan)]
 
     def _apply_map(self, index: int, repaired: int = 0) -> Action:
         """Apply the stored or just computed map of a span."""

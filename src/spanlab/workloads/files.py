@@ -243,7 +243,13 @@ def token_lists(
     offsets = _view(lists.offsets)
     if (np.diff(offsets) == 0).any():
         raise ValueError(f"{key}={path} has a row without tokens in column {column!r}; expected {expected}")
-    ids = _token_ids(_view(lists.values), fold, f"{key}={path} has column {column!r}")
+    given = _view(lists.values)
+    if given.min() < 0 or given.max() > LARGEST_TOKEN:
+        raise ValueError(
+            f"{key}={path} has column {column!r} with ids from {given.min()} to {given.max()}; "
+            f"expected 0 to {LARGEST_TOKEN}"
+        )
+    ids = (given if fold is None else given % fold).astype(np.int32, copy=False)
     return tuple(ids[start:stop] for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
 
 
@@ -272,12 +278,6 @@ def _view(array: pyarrow.Array) -> NDArray[np.integer]:
     # Not array.to_numpy(): that imports pandas, which takes longer than reading the file.
     view: NDArray[Any] = np.from_dlpack(array)  # callers check that the type is an integer
     return view
-
-
-def _token_ids(ids: NDArray[np.integer], fold: int | None, subject: str) -> Tokens:
-    if ids.min() < 0 or ids.max() > LARGEST_TOKEN:
-        raise ValueError(f"{subject} with ids from {ids.min()} to {ids.max()}; expected 0 to {LARGEST_TOKEN}")
-    return (ids if fold is None else ids % fold).astype(np.int32, copy=False)
 
 
 # ------------------------------------------------------------------------------

@@ -64,7 +64,18 @@ def local(path: Path, selection: Selection, tokenizer: str | Path | None = None)
     """
     if not path.is_file():
         raise ValueError(f"{KEY}={path} is not a file; expected {EXPECTED}")
-    chosen = _select_queries(_read_queries(path), selection)
+    text = read_text(path, KEY, EXPECTED, "utf-8-sig")
+    query_lines = list((_sexprs if path.suffix.lower() in SEXPR_SUFFIXES else _json_lines)(text, path))
+    if not query_lines:
+        raise ValueError(f"{KEY}={path} holds no query; expected {EXPECTED}")
+    timed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is not None), None)
+    untimed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is None), None)
+    if timed_line is not None and untimed_line is not None:
+        raise ValueError(
+            f"{KEY}={path} line {untimed_line} has no arrived_s and line {timed_line} has one; "
+            "expected it in every line or none"
+        )
+    chosen = _select_queries(query_lines, selection)
     chat_tokenizer = tokenizer_of(tokenizer)
     requests, delta = _render(chosen, chat_tokenizer, selection, path)
     detail = (
@@ -85,32 +96,21 @@ def _render(
             rendered = describe(query_line.query, tokenizer)
         assert rendered.retokenisation_delta is not None, "describe() measures the delta by default"
         deltas += rendered.retokenisation_delta
+        length = selection.output_tokens or query_line.output_tokens
+        if length is None and query_line.answer:
+            # Some tokenizers drop white space, and an answer may be only white space.
+            length = max(1, len(tokenizer.encode(query_line.answer)))
         request = Request(
             number,
             group,
             rendered.request_spans,
-            output_len=_output_len(query_line, tokenizer, selection),
+            output_len=length or selection.unknown_output,
             arrived_at=round((query_line.arrived_s or 0) * 1e9),
             cache_salt=query_line.cache_salt or "",
             answer=query_line.answer,
         )
         requests.append(_with_shared_tokens(request, shared_tokens))
     return tuple(requests), deltas
-
-
-def _read_queries(path: Path) -> list[QueryLine]:
-    text = read_text(path, KEY, EXPECTED, "utf-8-sig")
-    query_lines = list((_sexprs if path.suffix.lower() in SEXPR_SUFFIXES else _json_lines)(text, path))
-    if not query_lines:
-        raise ValueError(f"{KEY}={path} holds no query; expected {EXPECTED}")
-    timed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is not None), None)
-    untimed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is None), None)
-    if timed_line is not None and untimed_line is not None:
-        raise ValueError(
-            f"{KEY}={path} line {untimed_line} has no arrived_s and line {timed_line} has one; "
-            "expected it in every line or none"
-        )
-    return query_lines
 
 
 def _sexprs(text: str, path: Path) -> Iterator[QueryLine]:
@@ -226,14 +226,6 @@ def tokenizer_of(source: str | Path | None) -> ChatTokenizer:
     if not tokenizer.chat_template:
         raise ValueError(f"workload.tokenizer={source} has no chat template; expected {EXPECTED_TOKENIZER}")
     return tokenizer
-
-
-def _output_len(query_line: QueryLine, tokenizer: ChatTokenizer, selection: Selection) -> int:
-    length = selection.output_tokens or query_line.output_tokens
-    if length is None and query_line.answer:
-        # Some tokenizers drop white space, and an answer may be only white space.
-        length = max(1, len(tokenizer.encode(query_line.answer)))
-    return length or selection.unknown_output
 
 
 def _with_shared_tokens(request: Request, shared_tokens: dict[bytes, Tokens]) -> Request:

@@ -29,7 +29,6 @@ from spanlab.workloads.shape import committed
 from spanlab.workloads.text import (
     RAG,
     Document,
-    Part,
     PassagesLayout,
     Question,
     TokenizerFile,
@@ -143,7 +142,9 @@ def encode_passages(documents: Sequence[Document], layout: PassagesLayout, token
         drafts += [(group, (0, 1, *passages, passages.stop + i), q) for i, q in enumerate(document.questions)]
         spans += passage_parts + question_parts
         flags += [(True, False)] * len(passage_parts) + [(False, False)] * len(question_parts)
-    tokens = _encode_spans(spans, [question for _, _, question in drafts], tokenizer)
+    texts = {content for content in chain.from_iterable(spans) if isinstance(content, str)}
+    texts |= {_first_answer(question) for _, _, question in drafts if question.answers}
+    tokens = encode_texts(sorted(texts), tokenizer)
     return EncodedText(
         tuple(join_parts(parts, tokens) for parts in spans),
         np.array([independent for independent, _ in flags], dtype=bool),
@@ -160,14 +161,6 @@ def _without_options(document: Document) -> Document:
 def _open_question(question: Question) -> Question:
     answers = (option for i, option in enumerate(question.options) if option_line(i, option) in question.answers)
     return Question(question.text, answers=tuple(answers))
-
-
-def _encode_spans(
-    spans: Sequence[list[Part]], questions: Sequence[Question], tokenizer: TokenizerFile
-) -> dict[str, Tokens]:
-    texts = {content for content in chain.from_iterable(spans) if isinstance(content, str)}
-    texts |= {_first_answer(question) for question in questions if question.answers}
-    return encode_texts(sorted(texts), tokenizer)
 
 
 def _first_answer(question: Question) -> str:
@@ -339,7 +332,14 @@ def _prompts(
 ) -> Corpus:
     """Return the source with one more span, the head, and with rows of (head, passages in order, question)."""
     system, user_turn = library.questions[0][0].spans[:2]
-    length = _head_tokens(source, system, user_turn, options)
+    length, minimum = options.system_tokens, int(source.lengths[user_turn]) + 1
+    if length is None:
+        length = int(source.lengths[[system, user_turn]].sum())
+    elif length < minimum:
+        raise ValueError(
+            f"workload.rag.system_tokens={length}; expected at least {minimum}, because "
+            f"{minimum - 1} tokens open the user's turn"
+        )
     head = len(source.lengths)
     passages = np.array([span for spans in library.passages for span in spans], dtype=np.int64)
     rows = []
@@ -356,18 +356,6 @@ def _prompts(
         rows=rows,
         expand=_with_head(source, (system, user_turn), head, length),
     )
-
-
-def _head_tokens(source: Corpus, system: int, user_turn: int, options: Rag) -> int:
-    natural, minimum = int(source.lengths[[system, user_turn]].sum()), int(source.lengths[user_turn]) + 1
-    if options.system_tokens is None:
-        return natural
-    if options.system_tokens < minimum:
-        raise ValueError(
-            f"workload.rag.system_tokens={options.system_tokens}; expected at least {minimum}, because "
-            f"{minimum - 1} tokens open the user's turn"
-        )
-    return options.system_tokens
 
 
 def _with_head(source: Corpus, parts: tuple[int, int], head: int, length: int) -> Expand:

@@ -69,10 +69,13 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
     prompts = [list(_contents(row, tables)) for row in rows]
     numbers = _number_by_appearance([content for prompt in prompts for content in prompt])
     lengths = np.array([tables[kind][name] for kind, name in numbers], dtype=np.int64)
+    flags = np.array([INDEPENDENT * KINDS[kind].independent for kind, _ in numbers], dtype=np.uint8)
+    openings = {prompt[0] for prompt in prompts if KINDS[prompt[0][0]].field == "sys_prompt"}
+    flags[[numbers[opening] for opening in openings]] |= REUSABLE
     return Shape(
         lengths=lengths,
         lcps=np.zeros_like(lengths),
-        flags=_flags(numbers, prompts),
+        flags=flags,
         request_spans=np.array([numbers[content] for prompt in prompts for content in prompt], dtype=np.int64),
         span_counts=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
         groups=_sessions(rows),
@@ -113,13 +116,6 @@ def _contents(row: JsonRow, tables: Sequence[dict[int, int]]) -> Iterator[Conten
 
 def _number_by_appearance(contents: Sequence[Any]) -> dict[Any, int]:
     return {content: number for number, content in enumerate(dict.fromkeys(contents))}
-
-
-def _flags(numbers: dict[Content, int], prompts: Sequence[Sequence[Content]]) -> NDArray[np.uint8]:
-    flags = np.array([INDEPENDENT * KINDS[kind].independent for kind, _ in numbers], dtype=np.uint8)
-    openings = {prompt[0] for prompt in prompts if KINDS[prompt[0][0]].field == "sys_prompt"}
-    flags[[numbers[opening] for opening in openings]] |= REUSABLE
-    return flags
 
 
 def _sessions(rows: Sequence[JsonRow]) -> NDArray[np.int64]:
@@ -202,9 +198,14 @@ def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:
         raise ValueError(
             f"workload.ragpulse.requests={count}; expected at most {len(source.rows)}, the requests of the trace"
         )
+    if options.rate_rps is not None:
+        gaps = f"gaps stretched to {options.rate_rps:g} requests a second"
+    else:
+        gaps = "gaps as recorded" if options.speedup == 1.0 else f"gaps {options.speedup:g} times shorter"
+    components = "every component" if options.independent == "all" else "passages, history and web pages"
     return replace(
         source,
-        detail=f"{source.detail}, {_gaps(options)}, {_independent_components(options)}",
+        detail=f"{source.detail}, {gaps}, {components} independent",
         independent=np.ones_like(source.independent) if options.independent == "all" else source.independent,
         rows=source.rows[:count],
         expand=_scattered(source.expand),
@@ -245,14 +246,3 @@ def _scattered(expand: Expand) -> Expand:
         return {span: scatter(array_of(ids)) for span, ids in expand(lengths).items()}
 
     return scattered
-
-
-def _gaps(options: RagPulse) -> str:
-    if options.rate_rps is not None:
-        return f"gaps stretched to {options.rate_rps:g} requests a second"
-    return "gaps as recorded" if options.speedup == 1.0 else f"gaps {options.speedup:g} times shorter"
-
-
-def _independent_components(options: RagPulse) -> str:
-    components = "every component" if options.independent == "all" else "passages, history and web pages"
-    return f"{components} independent"

@@ -141,7 +141,16 @@ def local_narrativeqa(path: Path, tokenizer: str | Path | None = None, cache_dir
     """Read NarrativeQA from its official folder, every question once."""
     if not path.is_dir():
         raise SourceUnavailable(f"{KEY}={path} is not a folder; expected {NARRATIVEQA_EXPECTED}")
-    documents = _folder_documents(path)
+    questions: dict[str, list[Question]] = {}
+    columns = ("document_id", "question", "answer1", "answer2")
+    for row in read_csv(path / "qaps.csv", columns, KEY, NARRATIVEQA_EXPECTED):
+        question = _narrativeqa_question(row["question"], (row["answer1"], row["answer2"]))
+        questions.setdefault(row["document_id"], []).append(question)
+    listed = read_csv(path / "documents.csv", ("document_id",), KEY, NARRATIVEQA_EXPECTED)
+    names = [row["document_id"] for row in listed if row["document_id"] in questions]
+    if not names:
+        raise ValueError(f"{KEY}={path} has no document with a question in qaps.csv; expected {NARRATIVEQA_EXPECTED}")
+    documents = [Document(_story(path, name), tuple(questions[name])) for name in names]
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {path.resolve().name}"
     return text_corpus(("narrativeqa", "local text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir)
 
@@ -151,33 +160,7 @@ def hub_narrativeqa(tokenizer: str | Path | None = None, cache_dir: Path | None 
     """Load NarrativeQA from the hub, which has one row per question with its story."""
     find_tokenizer(tokenizer)  # reports a missing tokenizer before a download of minutes
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {NARRATIVEQA_HUB} {SPLIT}"
-    documents = _hub_documents(hub_rows(NARRATIVEQA_HUB, SPLIT, HUB_EXPECTED))
-    return text_corpus(("narrativeqa", "hub text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir)
-
-
-def _folder_documents(folder: Path) -> list[Document]:
-    questions: dict[str, list[Question]] = {}
-    columns = ("document_id", "question", "answer1", "answer2")
-    for row in read_csv(folder / "qaps.csv", columns, KEY, NARRATIVEQA_EXPECTED):
-        question = _narrativeqa_question(row["question"], (row["answer1"], row["answer2"]))
-        questions.setdefault(row["document_id"], []).append(question)
-    listed = read_csv(folder / "documents.csv", ("document_id",), KEY, NARRATIVEQA_EXPECTED)
-    names = [row["document_id"] for row in listed if row["document_id"] in questions]
-    if not names:
-        raise ValueError(f"{KEY}={folder} has no document with a question in qaps.csv; expected {NARRATIVEQA_EXPECTED}")
-    return [Document(_story(folder, name), tuple(questions[name])) for name in names]
-
-
-def _story(folder: Path, name: str) -> str:
-    for subfolder in ("tmp", "stories"):
-        path = folder / subfolder / f"{name}.content"
-        if path.is_file():
-            # Some stories are in older encodings; a replaced letter changes a token, but the document stays usable.
-            return path.read_text(encoding="utf-8", errors="replace").strip()
-    raise SourceUnavailable(f"{KEY}={folder} has no story {name}.content; expected {NARRATIVEQA_EXPECTED}")
-
-
-def _hub_documents(rows: Iterable[JsonRow]) -> list[Document]:
+    rows = hub_rows(NARRATIVEQA_HUB, SPLIT, HUB_EXPECTED)
     stories: dict[str, str] = {}
     questions: dict[str, list[Question]] = {}
     for row in rows:
@@ -188,7 +171,17 @@ def _hub_documents(rows: Iterable[JsonRow]) -> list[Document]:
             row.row("question").field("text", str), [answer.field("text", str) for answer in answers]
         )
         questions.setdefault(name, []).append(question)
-    return [Document(stories[name], tuple(listed)) for name, listed in questions.items()]
+    documents = [Document(stories[name], tuple(listed)) for name, listed in questions.items()]
+    return text_corpus(("narrativeqa", "hub text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir)
+
+
+def _story(folder: Path, name: str) -> str:
+    for subfolder in ("tmp", "stories"):
+        path = folder / subfolder / f"{name}.content"
+        if path.is_file():
+            # Some stories are in older encodings; a replaced letter changes a token, but the document stays usable.
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+    raise SourceUnavailable(f"{KEY}={folder} has no story {name}.content; expected {NARRATIVEQA_EXPECTED}")
 
 
 def _narrativeqa_question(text: str, answers: Iterable[str]) -> Question:
@@ -340,7 +333,16 @@ def local_system_prompts(
     queries_per_prompt: int | None = None,
 ) -> Corpus:
     """Read system prompts from a folder of Markdown files or a table of token ids, and queries from a jsonl file."""
-    bodies = _system_prompts(path)
+    if path is not None and path.is_dir():
+        files = sorted(path.rglob("*.md"))
+        if not files:
+            raise ValueError(f"{KEY}={path} holds no Markdown file; expected {SYSTEM_PROMPTS_EXPECTED}")
+        bodies: list[Part] = [read_text(file, KEY, SYSTEM_PROMPTS_EXPECTED).strip() for file in files]
+    else:
+        if path is None or not path.is_file():
+            raise SourceUnavailable(f"{KEY}={path} does not exist; expected {SYSTEM_PROMPTS_EXPECTED}")
+        table = read_columns(path, ("prompt_id", "tokens"), KEY, SYSTEM_PROMPTS_EXPECTED)
+        bodies = list(token_lists(table, "tokens", path, KEY, SYSTEM_PROMPTS_EXPECTED))
     queries = read_queries(queries_path)
     documents = draw_queries(bodies, queries, queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
     nouns = f"{{documents}} system prompts, {{requests}} user queries, {path.name}"
@@ -371,18 +373,6 @@ def draw_queries(bodies: list[Part], queries: list[str], per_prompt: int) -> lis
         Document(body, tuple(Question(queries[index]) for index in indexes))
         for body, indexes in zip(bodies, draws, strict=True)
     ]
-
-
-def _system_prompts(path: Path | None) -> list[Part]:
-    if path is not None and path.is_dir():
-        files = sorted(path.rglob("*.md"))
-        if not files:
-            raise ValueError(f"{KEY}={path} holds no Markdown file; expected {SYSTEM_PROMPTS_EXPECTED}")
-        return [read_text(file, KEY, SYSTEM_PROMPTS_EXPECTED).strip() for file in files]
-    if path is None or not path.is_file():
-        raise SourceUnavailable(f"{KEY}={path} does not exist; expected {SYSTEM_PROMPTS_EXPECTED}")
-    table = read_columns(path, ("prompt_id", "tokens"), KEY, SYSTEM_PROMPTS_EXPECTED)
-    return list(token_lists(table, "tokens", path, KEY, SYSTEM_PROMPTS_EXPECTED))
 
 
 # ------------------------------------------------------------------------------

@@ -499,16 +499,13 @@ def questions(path: Path) -> Task:
         raise ValueError(f"{KEY}={path} has gold in some rows only; expected it in every row or none")
     grouped: dict[tuple[str, ...], list[JsonRow]] = {}
     for row in rows:
-        grouped.setdefault(_document_of(row), []).append(row)
+        unknown = next((name for name in row if name not in _FIELDS), None)
+        if unknown is not None:
+            raise row.error(f"the unknown field {unknown!r}")
+        document = _texts(row, "passages") if row.get("document") is None else (str(row["document"]),)
+        grouped.setdefault(document, []).append(row)
     documents = tuple(_local_document(number, members) for number, members in enumerate(grouped.values()))
     return Task(path.stem, "local text", f"documents of {path.name}", _LOCAL_INSTRUCTION, documents)
-
-
-def _document_of(row: JsonRow) -> tuple[str, ...]:
-    unknown = next((name for name in row if name not in _FIELDS), None)
-    if unknown is not None:
-        raise row.error(f"the unknown field {unknown!r}")
-    return _texts(row, "passages") if row.get("document") is None else (str(row["document"]),)
 
 
 def _local_document(number: int, rows: list[JsonRow]) -> Document:

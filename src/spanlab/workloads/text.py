@@ -231,7 +231,8 @@ def find_tokenizer(source: str | Path | None) -> TokenizerFile:
     path = Path(source)
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.is_file():
-        return _load(_name(file), file, file)
+        name = file.resolve().parent.name if file.name == "tokenizer.json" else file.stem
+        return _load(name, file, file)
     if isinstance(source, Path) or path.suffix == ".json" or path.is_absolute() or str(source).startswith("."):
         raise SourceUnavailable(f"workload.tokenizer={source} does not exist; expected {EXPECTED}")
     return _load(str(source).rsplit("/", 1)[-1], _download(str(source)), source)
@@ -246,10 +247,6 @@ def _load(name: str, file: Path, source: str | Path) -> TokenizerFile:
     if model is None:
         raise ValueError(f"workload.tokenizer={source} has model=null; expected {EXPECTED}")
     return TokenizerFile(name, content)
-
-
-def _name(file: Path) -> str:
-    return file.resolve().parent.name if file.name == "tokenizer.json" else file.stem
 
 
 def _download(name: str) -> Path:

@@ -116,7 +116,14 @@ class Bodies:
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return prompt and output limits, for `orjson.OPT_SERIALIZE_NUMPY`; `cache_salt` is a parameter of vLLM."""
-        body = {**self._prompt(request), "max_tokens": request.output_len, "temperature": 0.0}
+        if self.tokenizer is None:
+            prompt: dict[str, Any] = {"prompt": request.tokens}
+        else:
+            text = self.tokenizer.decode(request.tokens.tolist(), skip_special_tokens=False)
+            prompt = (
+                {"messages": [{"role": "user", "content": text}]} if self.prompts == "messages" else {"prompt": text}
+            )
+        body = {**prompt, "max_tokens": request.output_len, "temperature": 0.0}
         if self.exact:
             body |= {"min_tokens": request.output_len, "ignore_eos": True}
         if self.model is not None:
@@ -124,12 +131,6 @@ class Bodies:
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
         return body
-
-    def _prompt(self, request: Request) -> dict[str, Any]:
-        if self.tokenizer is None:
-            return {"prompt": request.tokens}
-        text = self.tokenizer.decode(request.tokens.tolist(), skip_special_tokens=False)
-        return {"messages": [{"role": "user", "content": text}]} if self.prompts == "messages" else {"prompt": text}
 
 
 # ------------------------------------------------------------------------------

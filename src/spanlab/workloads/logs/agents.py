@@ -359,7 +359,13 @@ class _Tree:
     def call(self, message: _Message) -> Call:
         """Return the call that a message of the model answers."""
         first, last = message.nodes[0], message.nodes[-1]
-        chain = _chain(first.parent)
+        # the lines before it, from the root of its tree or from the summary that took the place of
+        # a history
+        chain, node = [], first.parent
+        while node is not None:
+            chain.append(node)
+            node = None if node.is_first else node.parent
+        chain.reverse()
         oldest = chain[0] if chain else first
         usage = counted(message.usage)
         if oldest in self.without_parent and not oldest.is_first:
@@ -440,15 +446,6 @@ def _total(usages: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
 
 def _named(total: tuple[int, ...]) -> str:
     return "{:,} fresh, {:,} cached, {:,} created and {:,} output tokens".format(*total)
-
-
-def _chain(node: _Node | None) -> list[_Node]:
-    """Return the lines up to a line, from the root of its tree or from the summary that took the place of a history."""
-    chain = []
-    while node is not None:
-        chain.append(node)
-        node = None if node.is_first else node.parent
-    return chain[::-1]
 
 
 def _root(node: _Node) -> _Node:

@@ -527,11 +527,8 @@ class BodyParser:
             texts = [block for key in ("summary", "content") for block in self._blocks(item.get(key) or "", path)[0]]
             thoughts = "\n".join(text for text in texts if isinstance(text, str) and text)
             return [Message(path, "assistant", (), {"reasoning_content": thoughts})] if thoughts else []
-        return [Message(path, "assistant", (opaque_block(_kind_of_item(item), item, None),))]
-
-
-def _kind_of_item(item: Mapping[str, Any]) -> str:
-    return "encrypted reasoning" if item.get("encrypted_content") else str(item.get("type"))
+        kind = "encrypted reasoning" if item.get("encrypted_content") else str(item.get("type"))
+        return [Message(path, "assistant", (opaque_block(kind, item, None),))]
 
 
 def _call_id(block: Mapping[str, Any], key: str) -> dict[str, Any]:

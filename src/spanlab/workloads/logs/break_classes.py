@@ -379,11 +379,6 @@ def _tools(text: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
 
 
-def _name_of_tool(tool: Mapping[str, Any]) -> str:
-    function = tool.get("function")
-    return str((function if isinstance(function, dict) else tool).get("name"))
-
-
 @lru_cache(maxsize=16)
 def _sorted_texts(text: str) -> tuple[str, ...]:
     return tuple(json.dumps(tool, sort_keys=True) for tool in _tools(text))
@@ -574,5 +569,6 @@ def tool_at(difference: Difference) -> tuple[int, str] | None:
     for number, tool in enumerate(_tools(difference.texts[1]), 1):
         end += len(as_json(tool)) + len(", ")
         if difference.character < end:
-            return number, _name_of_tool(tool)
+            function = tool.get("function")
+            return number, str((function if isinstance(function, dict) else tool).get("name"))
     return None

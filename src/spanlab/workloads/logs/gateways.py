@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from spanlab.workloads.logs.bodies import is_body
-from spanlab.workloads.logs.log import Identity, Ids
+from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.otel import tools_of
 from spanlab.workloads.logs.rows import (
@@ -256,17 +256,13 @@ def _payload(row: Row, path: str) -> Span:
     span.session = None if trace is None else str(trace)
     span.tenant = next((value for key in _TENANTS if (value := row.label(key))), None)
     span.usage, span.output = _counts_of(row)
-    span.identity = _identity(row)
+    model = row.label("model")
+    span.identity = () if not model else (("model", model),)
     span.body = partial(_prompt_of, row)
     return span
 
 
 _TENANTS = ("end_user", "team_id", "metadata.user_api_key_team_id", "metadata.user_api_key_end_user_id", "user")
-
-
-def _identity(row: Row) -> Identity:
-    model = row.label("model")
-    return () if not model else (("model", model),)
 
 
 def _counts_of(row: Row) -> tuple[Usage, float]:

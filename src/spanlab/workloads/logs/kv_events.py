@@ -262,10 +262,8 @@ class BlockStream:
             blocks.append(_Block(chain, (event.identity, salts)))
         if not complete or has_media:
             return blocks, [0] * len(blocks)
-        return blocks, self._seen_elsewhere(tokens, size, self._contents.setdefault(blocks[-1].owner, set()))
-
-    def _seen_elsewhere(self, tokens: Any, size: int, contents: set[int]) -> list[int]:
-        """Return the tokens of each block that are in stored blocks, at any position, and store these blocks."""
+        # the tokens of each block that are in stored blocks, at any position
+        contents = self._contents.setdefault(blocks[-1].owner, set())
         windows = _window_hashes(tokens, size).tolist()
         repeated, position = np.zeros(len(tokens), dtype=bool), 0
         while position < len(windows):
@@ -275,7 +273,7 @@ class BlockStream:
             else:
                 position += 1
         contents.update(windows[::size])
-        return [int(each) for each in repeated.reshape(-1, size).sum(axis=1)]
+        return blocks, [int(each) for each in repeated.reshape(-1, size).sum(axis=1)]
 
 
 def _split_keys(keys: Any) -> tuple[frozenset[str], str]:

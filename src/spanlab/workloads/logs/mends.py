@@ -45,10 +45,6 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(piece for line in lines for piece in (_SENTENCE.findall(line) if len(line) > LONGEST_LINE else [line]))
 
 
-def _size(unit: Block) -> int:
-    return 4 * (unit.tokens or 0) if isinstance(unit, Opaque) else len(unit)
-
-
 def _units(message: Message) -> list[Block]:
     """Return the units of a message that can move: lines and parts that are no text."""
     return [unit for block in message.blocks for unit in ((block,) if isinstance(block, Opaque) else _lines(block))]
@@ -168,7 +164,9 @@ class Survey:
             if nearest >= RATIO * count and _least(following) >= RATIO * count:
                 moves[index] = True
             else:
-                following.append((count, _size(units[index])))
+                unit = units[index]
+                size = 4 * (unit.tokens or 0) if isinstance(unit, Opaque) else len(unit)
+                following.append((count, size))
         return moves
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.log import Ids
-from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has
 from spanlab.workloads.logs.spans import (
@@ -263,7 +262,11 @@ def _span(path: str, span: Any, resource: Mapping[str, Any]) -> Span:
     result.first_token = np.nan if first is None or start is None else start + float(first)
     session = _text(attributes, resource, _SESSIONS)
     result.session, result.tenant = session or result.trace, _text(attributes, resource, _TENANTS)
-    result.usage, result.output = _usage(attributes)
+    prompt, output, total, cached, created = (
+        next((count for name in names if not np.isnan(count := count_of(attributes, name))), np.nan)
+        for names in (_PROMPTS, _OUTPUTS, _TOTALS, _CACHED, _CREATED)
+    )
+    result.usage, result.output = divided(prompt, cached, created, output, total, includes=True)
     model = next((value for key in _MODELS if (value := attributes.get(key)) is not None), None)
     if model is not None and not isinstance(model, str):
         raise BadFieldError("attributes.gen_ai.request.model", f"a text{actual(model)}")
@@ -300,14 +303,6 @@ def _is_call(attributes: Mapping[str, Any]) -> bool:
     has_model = any(attributes.get(name) is not None for name in _MODELS)
     has_counts = any(attributes.get(name) is not None for name in (*_PROMPTS, *_INPUTS))
     return has_model and (has_counts or any(map(_INDEXED.match, attributes)))
-
-
-def _usage(attributes: Mapping[str, Any]) -> tuple[Usage, float]:
-    prompt, output, total, cached, created = (
-        next((count for name in names if not np.isnan(count := count_of(attributes, name))), np.nan)
-        for names in (_PROMPTS, _OUTPUTS, _TOTALS, _CACHED, _CREATED)
-    )
-    return divided(prompt, cached, created, output, total, includes=True)
 
 
 def _body(attributes: Mapping[str, Any], events: Any) -> Mapping[str, Any] | None:

@@ -102,7 +102,9 @@ class Prompts(Sequence[Prompt | None]):
     def _number_of(self, message: Message) -> int:
         number: int | None = message.memo.get(self._file)
         if number is None:
-            number = message.memo[self._file] = self._number(_name(message), message)
+            fields = orjson.dumps(dict(message.fields)) if message.fields else b""
+            name = hash((2, message.path, message.role, message.blocks, fields))
+            number = message.memo[self._file] = self._number(name, message)
         return number
 
     def _number(self, name: int, content: Any) -> int:
@@ -130,12 +132,6 @@ class Prompts(Sequence[Prompt | None]):
             oldest, _ = self._objects.popitem(last=False)
             self._in_memory -= self._places[oldest + 1] - self._places[oldest]
         return content
-
-
-def _name(message: Message) -> int:
-    """Return a 64-bit name of a message by its content."""
-    fields = orjson.dumps(dict(message.fields)) if message.fields else b""
-    return hash((2, message.path, message.role, message.blocks, fields))
 
 
 # ------------------------------------------------------------------------------

@@ -304,15 +304,13 @@ class BodyReader:
             return np.stack(hash_pieces(content, self._file.piece))
         name = hash(content)  # of 64 bits, and many times faster than one that is the same in every process
         if name not in self._known:
-            self._known[name] = np.stack(hash_pieces(self._encode(content), self._file.piece))
+            template = self._options.template
+            encoded = self._file.encode(content) if template is None else template.encode(content)
+            self._known[name] = np.stack(hash_pieces(encoded, self._file.piece))
         self._known.move_to_end(name)
         if len(self._known) > _MEMO_SIZE:
             self._known.popitem(last=False)
         return self._known[name]
-
-    def _encode(self, text: str) -> Any:
-        template = self._options.template
-        return self._file.encode(text) if template is None else template.encode(text)
 
 
 def _add(notes: list[str], note: str) -> None:

@@ -228,16 +228,13 @@ def _answer_of(row: Row) -> dict[str, Any] | None:
     for value in (row.fields, row.get("response.body"), row.get("response")):
         if isinstance(value, dict) and (value.get("object") in _OBJECTS or _is_of_gemini(value)):
             return value
-    if _is_of_proxy(row.fields):
-        return row.fields
+    # a proxy keeps model, time and counts of a call without its prompt
+    fields = row.fields
+    has_model_and_time = "model" in fields and any(name in fields for name in TIMES)
+    if has_model_and_time and "type" not in fields and isinstance(fields.get("usage"), dict):
+        return fields
     message = row.get("result.message")
     return message if isinstance(message, dict) and message.get("type") == "message" else None
-
-
-def _is_of_proxy(row: dict[str, Any]) -> bool:
-    """Return whether a row is what a proxy keeps of a call without its prompt: model, time and counts."""
-    has_time = any(name in row for name in TIMES)
-    return has_time and "model" in row and "type" not in row and isinstance(row.get("usage"), dict)
 
 
 def _is_of_gemini(answer: dict[str, Any]) -> bool:

@@ -260,7 +260,12 @@ def body_of(value: Any) -> dict[str, Any] | None:
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, list):
-        return _body_of_list(value)
+        flat = value[0] if len(value) == 1 and isinstance(value[0], list) else value
+        if all(type(token) is int for token in flat):
+            return {"prompt": flat}
+        if any(isinstance(item, dict) and item.get("type") in _ITEMS for item in flat):
+            return {"input": flat}
+        return {"messages": [message_of(item) for item in flat]}
     if not isinstance(value, dict):
         text = str(value)
         return None if _CUT.match(text) else {"prompt": text}
@@ -275,15 +280,6 @@ def body_of(value: Any) -> dict[str, Any] | None:
     if "content" in value or "parts" in value:
         return {"messages": [message_of(value)]}
     return {"prompt": as_json(value)}
-
-
-def _body_of_list(values: list[Any]) -> dict[str, Any]:
-    flat = values[0] if len(values) == 1 and isinstance(values[0], list) else values
-    if all(type(token) is int for token in flat):
-        return {"prompt": flat}
-    if any(isinstance(item, dict) and item.get("type") in _ITEMS for item in flat):
-        return {"input": flat}
-    return {"messages": [message_of(item) for item in flat]}
 
 
 def message_of(value: Any) -> dict[str, Any]:

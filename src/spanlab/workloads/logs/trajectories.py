@@ -470,7 +470,11 @@ class _Calls:
     def entry(self, row: Row, line: int, file: LogFile) -> Entry | None:
         """Return the request of a line; None for the header."""
         if "schema" in row.fields:
-            self._check_header(row)
+            if row.get("schema") != SCHEMA:
+                raise BadFieldError("schema", f"{SCHEMA}{actual(row.get('schema'))}")
+            if row.count("version") != VERSION:
+                raise BadFieldError("version", f"{VERSION}{actual(row.get('version'))}")
+            self.is_local = row.get("hash_id_scope") == "local"
             return None
         name = row.label("request_id")
         if name is None:
@@ -484,7 +488,11 @@ class _Calls:
         after, wait = self._waits(row, file)
         at = row.seconds("timestamp", "created_time", scale=1e-3)
         if at is None:
-            at = self._earliest(row, after, wait, file)
+            # the earliest arrival of a call without a timestamp
+            least = row.duration("not_before_ms", scale=1e-3) or 0.0
+            if after and COMPUTED not in file.notes:
+                file.notes.append(COMPUTED)
+            at = max([least, *(self.times[name] + wait for name in after if name in self.times)])
         self.times[name] = at
         play = row.label("play_id") if self.is_local else None
         return Entry(
@@ -499,13 +507,6 @@ class _Calls:
             name=name,
             after=after,
         )
-
-    def _check_header(self, row: Row) -> None:
-        if row.get("schema") != SCHEMA:
-            raise BadFieldError("schema", f"{SCHEMA}{actual(row.get('schema'))}")
-        if row.count("version") != VERSION:
-            raise BadFieldError("version", f"{VERSION}{actual(row.get('version'))}")
-        self.is_local = row.get("hash_id_scope") == "local"
 
     def _waits(self, row: Row, file: LogFile) -> tuple[tuple[Hashable, ...], float]:
         """Return the calls that a call waits for, and the seconds from the end of the last of them."""
@@ -536,13 +537,6 @@ class _Calls:
             after.append(name)
             wait = max(wait, entry.duration("delay_ms", scale=1e-3) or 0.0)
         return tuple(after), wait
-
-    def _earliest(self, row: Row, after: tuple[Hashable, ...], wait: float, file: LogFile) -> float:
-        """Return the earliest arrival of a call without a timestamp."""
-        least = row.duration("not_before_ms", scale=1e-3) or 0.0
-        if after and COMPUTED not in file.notes:
-            file.notes.append(COMPUTED)
-        return max([least, *(self.times[name] + wait for name in after if name in self.times)])
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
