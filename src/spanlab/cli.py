@@ -539,11 +539,6 @@ def _answer(line: CommandLine) -> str:
         return usage(line.entry, _composed(line.entry, line.overrides, line.searched))
     if line.many:
         raise ValueError("--dry with -m: expected one study, or sweep=[KEY=A,B,C]")
-    return _dry(line)
-
-
-def _dry(line: CommandLine) -> str:
-    """Check all that a run checks before it starts, and return a description of the run."""
     from spanlab.study.sweep import PointComposer, check_entry, describe_run
 
     with _as_run(line) as settings:

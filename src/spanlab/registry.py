@@ -305,7 +305,8 @@ class Registry(Generic[T]):
                 takers = ", ".join(other for other in self if key in {key.name for key in fields(self.schema(other))})
                 if key not in options:
                     expected = f"expected {key_of(key)}=null, for it goes with {takers or 'nothing'}"
-                    raise ValueError(f"{key_of(key)}{_shown(value)} with {_ARM.sub('', chosen)}: {expected}")
+                    shown = f"={value}" if isinstance(value, (int, float, str, Path)) else ""
+                    raise ValueError(f"{key_of(key)}{shown} with {_ARM.sub('', chosen)}: {expected}")
                 expected = among(key, [option for option in hints if option not in keys])
                 others = f", for it goes with {takers}" if takers else ""
                 raise ValueError(f"{path}.{key}: no such option of {name}; expected {expected}{others}")
@@ -340,10 +341,6 @@ def forget(file: str) -> None:
 def file_of(factory: Callable[..., Any]) -> str:
     """Return the file that defines a function or a class."""
     return str(getattr(sys.modules[factory.__module__], "__file__", factory.__module__))
-
-
-def _shown(value: object) -> str:
-    return f"={value}" if isinstance(value, (int, float, str, Path)) else ""
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

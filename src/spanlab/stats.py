@@ -221,12 +221,17 @@ def drift_test(runs: Sequence[Run]) -> Drift | None:
     steady state exists, each walk ends at |N(0, 1)| standard errors; above it, the sum of the
     changes grows with the length of the run. None where no seed has arrivals at two times.
     """
+    from scipy.special import stdtr  # scipy.stats would cost half a second
+
     changes_by_run = [changes(run) for run in runs if len(run.arrived_s) > 1 and np.ptp(run.arrived_s) > 0]
     if not changes_by_run:
         return None
     grown, counts = sum(values.sum() for values in changes_by_run), np.concatenate(changes_by_run)
     seconds = sum(np.ptp(run.arrived_s) for run in runs)
-    return Drift(float(grown / seconds), _p_above_zero(counts))
+    # one-sided p value of Student's t test of a mean above zero; equal values leave no doubt
+    mean, error = counts.mean(), counts.std(ddof=1) / np.sqrt(counts.size)
+    p = float(mean <= 0) if error == 0 else float(stdtr(counts.size - 1, -mean / error))
+    return Drift(float(grown / seconds), p)
 
 
 def changes(run: Run) -> Times:
@@ -238,16 +243,6 @@ def changes(run: Run) -> Times:
     waiting = came - np.searchsorted(served, ends, side="right")
     differences: Times = np.diff(waiting).astype(np.float64)
     return differences
-
-
-def _p_above_zero(values: Times) -> float:
-    """One-sided p value of Student's t test of a mean above zero; equal values leave no doubt."""
-    from scipy.special import stdtr  # scipy.stats would cost half a second
-
-    mean, error = values.mean(), values.std(ddof=1) / np.sqrt(values.size)
-    if error == 0:
-        return 0.0 if mean > 0 else 1.0
-    return float(stdtr(values.size - 1, -mean / error))
 
 
 def mser5(values: Times) -> int:

@@ -342,17 +342,15 @@ def footer(finished: Finished) -> str:
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
     store = f"store {describe_store(study)} · " if study.backend != SERVER else ""  # unknown for a real server
-    return (
-        f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
-        f"{store}{seeds}{repeats} · commit {commit()}{failed}"
-    )
-
-
-def _load(finished: Finished) -> str:
     arrivals = finished.study.arrivals
     if finished.shares:
-        return f"{arrivals.kind} at {', '.join(f'{share:g}' for share in finished.shares.values())} of saturation"
-    return f"{arrivals.kind} {arrivals.rate_rps:g}/s" if arrivals.rate_rps else arrivals.kind
+        load = f"{arrivals.kind} at {', '.join(f'{share:g}' for share in finished.shares.values())} of saturation"
+    else:
+        load = f"{arrivals.kind} {arrivals.rate_rps:g}/s" if arrivals.rate_rps else arrivals.kind
+    return (
+        f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {load} · "
+        f"{store}{seeds}{repeats} · commit {commit()}{failed}"
+    )
 
 
 def describe_store(study: Study) -> str:

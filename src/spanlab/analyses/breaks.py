@@ -191,6 +191,9 @@ class _Comparison:
         line = None
         if rule.kind in OF_A_LINE and difference.role != "tools" and not parameter:
             line = _line(before, difference)
+        spot = difference.character
+        head = difference.texts[0][max(0, spot - _WINDOW) : spot]
+        first, second = (text[spot : spot + _WINDOW] for text in difference.texts)
         return Break(
             rule.kind,
             rule.reason + (f": {parameter}" if parameter else ""),
@@ -199,7 +202,7 @@ class _Comparison:
             None if rule.kind in _OF_ALL_TOOLS else tool_at(difference),
             tails[1][0].path,
             where.character,
-            _around(difference),
+            (head, first, second),
         )
 
     def _parameter(self, request: int, other: int, earlier: _Text, later: _Text) -> str:
@@ -220,13 +223,6 @@ def _line(before: Sequence[Section], difference: Difference) -> int | None:
     of_message = [shown(each) for each in before if each.path == section.path and each.path]
     lines = text.count("\n", 0, difference.character) + sum(each.count("\n") + 1 for each in of_message) + 1
     return (lines - (of_message or [text])[0].startswith(f"{section.role}\n")) or None
-
-
-def _around(difference: Difference) -> tuple[str, str, str]:
-    spot = difference.character
-    head = difference.texts[0][max(0, spot - _WINDOW) : spot]
-    first, second = (text[spot : spot + _WINDOW] for text in difference.texts)
-    return head, first, second
 
 
 def _excerpts(sides: tuple[str, str, str] | None, tokens_of: TokensOf | None) -> tuple[str | None, str | None]:

@@ -159,9 +159,11 @@ def decide(measured: Mapping[str, Sequence[float]], predicted: Mapping[str, floa
     arms = list(measured)
     means = {arm: float(np.mean(measured[arm])) for arm in arms}
     best, choice = min(arms, key=lambda arm: means[arm]), min(arms, key=lambda arm: predicted[arm])
+    repeats = list(zip(*measured.values(), strict=True))
+    taus = [tau for a, b in combinations(repeats, 2) if (tau := kendall(a, b)) is not None]
     return {
         "tau": kendall([means[arm] for arm in arms], [predicted[arm] for arm in arms]),
-        "aa_tau": _repeats_tau(measured),
+        "aa_tau": float(np.mean(taus)) if taus else None,
         "best": best,
         "choice": choice,
         "regret": means[choice] / means[best] - 1,
@@ -169,12 +171,6 @@ def decide(measured: Mapping[str, Sequence[float]], predicted: Mapping[str, floa
         "measured_s": means,
         "predicted_s": {arm: predicted[arm] for arm in arms},
     }
-
-
-def _repeats_tau(measured: Mapping[str, Sequence[float]]) -> float | None:
-    repeats = list(zip(*measured.values(), strict=True))
-    taus = [tau for a, b in combinations(repeats, 2) if (tau := kendall(a, b)) is not None]
-    return float(np.mean(taus)) if taus else None
 
 
 # ------------------------------------------------------------------------------

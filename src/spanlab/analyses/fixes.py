@@ -30,7 +30,6 @@ from spanlab.offline.replay import (
     stack_distances,
 )
 from spanlab.report.table import rounded_up
-from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
 from spanlab.study.prepare import room_gib
 from spanlab.workloads.logs.bodies import Rewrite
@@ -73,7 +72,14 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
     if arm.eviction not in ORDERS:
         raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
     if arm.spans is not None:
-        return _span_rules(name, arm, model, capacity_of(study))
+        spans, repair = arm.spans, arm.spans.repair
+        supported = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
+        if not supported or model.is_hybrid:
+            setting = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
+            raise ValueError(f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone")
+        first = repair.k if repair.kind == "first" else 0
+        assert first is not None, "a repair of the first tokens says how many"
+        return SpanRules(capacity_of(study) / model.kv_bytes_per_token, first)
     return _pool(study, name) if arm.pool is not None else _tree(study, name, longest)
 
 
@@ -84,18 +90,6 @@ def capacity_of(study: Study) -> int:
         if value is not None:
             raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
     return study.store.budget.total_bytes
-
-
-def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:
-    assert arm.spans is not None, "called for arms of spans"
-    spans, repair = arm.spans, arm.spans.repair
-    supported = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
-    if not supported or model.is_hybrid:
-        setting = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
-        raise ValueError(f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone")
-    first = repair.k if repair.kind == "first" else 0
-    assert first is not None, "a repair of the first tokens says how many"
-    return SpanRules(capacity / model.kv_bytes_per_token, first)
 
 
 def _pool(study: Study, name: str) -> CacheRules:

@@ -135,6 +135,9 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     columns = select(all_columns, all_columns["counted"])
     delays = {name.removesuffix("_s"): _plain(block_estimates(values)) for name, values in delays_of(columns).items()}
     utilisation, grows = _load(all_columns, row)
+    # requests per second; None where all arrive at once
+    arrived = all_columns["arrived_s"]
+    rate = float((len(arrived) - 1) / np.ptp(arrived)) if np.ptp(arrived) else None
     return {
         "estimates": delays,
         "blocks": number_of_blocks(len(columns["arrived_s"])),
@@ -143,7 +146,7 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
         "grows": grows,
         "preemptions": row.preemptions,
         "cached_bytes": row.kv_resident_peak_bytes + row.state_resident_peak_bytes,
-        "rate_rps": _rate(all_columns["arrived_s"]),
+        "rate_rps": rate,
     }
 
 
@@ -164,11 +167,6 @@ def _load(columns: Columns, row: RunRow) -> tuple[float | None, bool]:
     utilisation = utilisation_of(one_seed, [asdict(row) | {"seed": 0}])
     state = assess([Run(columns["arrived_s"], columns["first_token_s"])], utilisation)
     return utilisation, state.verdict == SATURATED
-
-
-def _rate(arrived: np.ndarray) -> float | None:
-    """Return requests per second; None where all arrive at once."""
-    return float((len(arrived) - 1) / np.ptp(arrived)) if np.ptp(arrived) else None
 
 
 # ------------------------------------------------------------------------------

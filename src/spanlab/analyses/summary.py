@@ -261,7 +261,32 @@ def load_table(study: StudyData) -> Table:
 
 def summarise_arms(finished: Finished) -> Findings:
     """Return every arm's summary, with speedups over the baseline unless the machine was noisy."""
-    data = _study_data(finished)
+    study, results = finished.study, finished.results
+    baseline = next((result for result in results if result.data.name == study.runs.baseline), None)
+    bound = max(result.bound for result in results)
+    for result in results:
+        values = result.data.summary
+        values["own_bound_tokens"] = result.bound
+        values["bound_tokens"] = bound
+        values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
+        # where a queue grows, the ratio depends on the run's length
+        if baseline is None or baseline.saturated or result.saturated:
+            values["speedup"] = None
+        else:
+            values["speedup"] = speedup(baseline.ttft_sums, result.ttft_sums)
+    arms = [result.data for result in results]
+    data = StudyData(
+        title=finished.name,
+        footer=footer(finished),
+        arms=arms,
+        load=[point for result in results for point in result.load],
+        store=describe_store(study),
+        baseline=study.runs.baseline,
+        count_hit_as=study.runs.count_hit_as,
+        caveats=(*finished.workload.notes, *caveats(study, arms, finished.failed)),
+        failed=finished.failed,
+        load_words=load_words(study),
+    )
     if finished.noise is not None:
         data = withdraw_speedups(data, finished.noise)
     tables = study_tables(data)
@@ -280,35 +305,6 @@ def summarise_arms(finished: Finished) -> Findings:
 
 def _draw(name: str, data: StudyData) -> Figure | None:
     return FIGURES[name](data)
-
-
-def _study_data(finished: Finished) -> StudyData:
-    study, results = finished.study, finished.results
-    baseline = next((result for result in results if result.data.name == study.runs.baseline), None)
-    bound = max(result.bound for result in results)
-    for result in results:
-        values = result.data.summary
-        values["own_bound_tokens"] = result.bound
-        values["bound_tokens"] = bound
-        values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
-        # where a queue grows, the ratio depends on the run's length
-        if baseline is None or baseline.saturated or result.saturated:
-            values["speedup"] = None
-        else:
-            values["speedup"] = speedup(baseline.ttft_sums, result.ttft_sums)
-    arms = [result.data for result in results]
-    return StudyData(
-        title=finished.name,
-        footer=footer(finished),
-        arms=arms,
-        load=[point for result in results for point in result.load],
-        store=describe_store(study),
-        baseline=study.runs.baseline,
-        count_hit_as=study.runs.count_hit_as,
-        caveats=(*finished.workload.notes, *caveats(study, arms, finished.failed)),
-        failed=finished.failed,
-        load_words=load_words(study),
-    )
 
 
 ANALYSES.add(Analysis("summary", summarise_arms, needs=(ARMS, REPEAT)))

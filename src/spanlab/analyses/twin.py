@@ -312,6 +312,8 @@ def _predictions(
 
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
     predicted, measured, tests = predicted_times(log, fit.times), measured_times(log), ~log.trains
+    source = fit.facts.sources["twin.async_scheduling"]
+    scheduling = source if "(" in source else f"{bool(fit.facts.asynchronous)} (fits better)"
     return {
         "timing": "fitted",  # replaces the study's own timing model
         "requests": len(log.requests),
@@ -329,7 +331,7 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
             "train_rate_rps": _rate(log.arrived_s[log.trains]),
             "test_rate_rps": _rate(log.arrived_s[tests]),
         },
-        "server": fit.facts.sources | {"twin.async_scheduling": _scheduling(fit)},
+        "server": fit.facts.sources | {"twin.async_scheduling": scheduling},
         "deployment": asdict(fit.facts.deployment),
         "preemptions": fit.times.preemptions,
         "reuse": None if log.reused is None else _reuse(log, fit),
@@ -377,11 +379,6 @@ def _reuse(log: TimedLog, fit: Fit) -> dict[str, Any]:
 def _rate(arrived_s: Any) -> float | None:
     span = float(arrived_s[-1] - arrived_s[0])
     return (len(arrived_s) - 1) / span if span > 0 else None
-
-
-def _scheduling(fit: Fit) -> str:
-    source = fit.facts.sources["twin.async_scheduling"]
-    return source if "(" in source else f"{bool(fit.facts.asynchronous)} (fits better)"
 
 
 def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:

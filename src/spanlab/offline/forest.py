@@ -73,25 +73,24 @@ class _Builder:
         cache_spans = self.rules.layout(prompt)
         before = len(self.paths)
         for cache_span in cache_spans:
-            if cache_span.storable:
-                self._add_cache_span(prompt, cache_span, cache_span is cache_spans[-1])
+            if not cache_span.storable:
+                continue
+            last = cache_span is cache_spans[-1]
+            length, unit = cache_span.stop - cache_span.start, self.rules.unit
+            key = self.rules.key(prompt, cache_span)
+            if key not in self.roots:
+                self.roots[key] = self.tree.new_root()
+            usable = length - 1 if last and not self.rules.last_token else length
+            limit = usable // unit * unit
+            tokens = cache_span.tokens
+            if last and self.rules.outputs and prompt.output is not None:
+                tokens += string_of([prompt.output])
+            node = self.roots[key]
+            stops = limit, length // unit * unit, len(tokens) // unit * unit
+            for stop in stops:
+                node = self.tree.extend(node, tokens, stop, 0)
+            self.paths.append(_Path(node, *stops[:2]))
         return len(self.paths) - before
-
-    def _add_cache_span(self, prompt: Request, cache_span: CacheSpan, last: bool) -> None:
-        length, unit = cache_span.stop - cache_span.start, self.rules.unit
-        key = self.rules.key(prompt, cache_span)
-        if key not in self.roots:
-            self.roots[key] = self.tree.new_root()
-        usable = length - 1 if last and not self.rules.last_token else length
-        limit = usable // unit * unit
-        tokens = cache_span.tokens
-        if last and self.rules.outputs and prompt.output is not None:
-            tokens += string_of([prompt.output])
-        node = self.roots[key]
-        stops = limit, length // unit * unit, len(tokens) // unit * unit
-        for stop in stops:
-            node = self.tree.extend(node, tokens, stop, 0)
-        self.paths.append(_Path(node, *stops[:2]))
 
     def forest(self, prompt_paths: Ints) -> Forest:
         """Number the nodes after the last split, and return the forest."""

@@ -563,7 +563,14 @@ def _check(path: str, value: object, hint: Any) -> None:
         name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(kind)
         if name and not (type(value) is kind or (kind is float and type(value) is int)):
             raise ValueError(f"{short_key(path)}={_short(value)}: expected {name}")
-        _check_range(path, value)
+        if type(value) is int and not -_WHOLE <= value < _WHOLE:
+            raise ValueError(
+                f"{short_key(path)}={_short(value)}: expected a whole number of 64 bits, from -2^63 to 2^63 - 1"
+            )
+        if type(value) is float and not math.isfinite(value):
+            raise ValueError(f"{short_key(path)}={value}: expected a finite number")
+        if type(value) is float and value and not _LEAST <= abs(value) <= _MOST:
+            raise ValueError(f"{short_key(path)}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}")
 
 
 def _check_items(path: str, value: object, kind: type[Any], kinds: tuple[Any, ...]) -> None:
@@ -573,18 +580,6 @@ def _check_items(path: str, value: object, kind: type[Any], kinds: tuple[Any, ..
         )
     for name, item in value.items() if isinstance(value, dict) else enumerate(value):
         _check(f"{path}.{name}" if isinstance(value, dict) else f"{short_key(path)}[{name}]", item, kinds[-1])
-
-
-def _check_range(path: str, value: object) -> None:
-    """Raise ValueError for a number that no computation with 64 bits can use."""
-    if type(value) is int and not -_WHOLE <= value < _WHOLE:
-        raise ValueError(
-            f"{short_key(path)}={_short(value)}: expected a whole number of 64 bits, from -2^63 to 2^63 - 1"
-        )
-    if type(value) is float and not math.isfinite(value):
-        raise ValueError(f"{short_key(path)}={value}: expected a finite number")
-    if type(value) is float and value and not _LEAST <= abs(value) <= _MOST:
-        raise ValueError(f"{short_key(path)}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}")
 
 
 def _short(value: object) -> str:

@@ -534,7 +534,10 @@ def _arms(runs: Sequence[FinishedRun]) -> Table:
     if not rows:
         raise ValueError(f"runs={[run.name for run in runs]}: expected an arm that two runs share")
     title = f"{' and '.join(other.name for other in others)} beside {first.name}"
-    notes = [*_few(rows), *_unshared_arms(runs)]
+    arms = [set(run.summary["arms"]) for run in runs]
+    unshared = {run.name: sorted(run_arms - set.intersection(*arms)) for run, run_arms in zip(runs, arms, strict=True)}
+    notes = list(_few(rows))
+    notes += [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]
     return arms_table(title, rows, several=len(others) > 1, notes=notes)
 
 
@@ -557,10 +560,3 @@ def _row(first: FinishedRun, other: FinishedRun, arm: str) -> ArmRow:
     means_s = zip(arm_differences.ttft_means_s, saturated, strict=True)
     first_s, other_s = (None if grows else mean_s for mean_s, grows in means_s)
     return ArmRow(arm, other.name, arm_differences.hit_rates, (first_s, other_s), arm_differences)
-
-
-def _unshared_arms(runs: Sequence[FinishedRun]) -> list[str]:
-    """Notes on arms that some runs lack."""
-    arms = [set(run.summary["arms"]) for run in runs]
-    unshared = {run.name: sorted(run_arms - set.intersection(*arms)) for run, run_arms in zip(runs, arms, strict=True)}
-    return [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]

@@ -106,10 +106,6 @@ class Conformance:
                 raise ValueError(f"engine.{key}={value}: expected {expected}, for this entry chooses its own")
         self.output.refuse_resuming()
         dtype_of(self.model)
-        self._check_server()
-
-    def _check_server(self) -> None:
-        """Raise ValueError for a server that prompts of token ids cannot be sent to, or for keys of no server."""
         if not self.is_live:
             for key, value, usual in (("live", self.live, LiveSettings()), ("server", self.server, ServerSettings())):
                 if value != usual:
@@ -484,9 +480,19 @@ def _test(settings: Conformance, folder: Path, measured: Measurements, facts: di
         return
     import torch
 
+    from spanlab.engine.load import check_support, load_model, read_config, require_exact
+
     facts["model"] = settings.model.name
     facts["engine"] = {"weights": settings.engine.weights, "threads": torch.get_num_threads()}
-    _measure(settings, measured)
+    name = settings.engine.name or settings.model.name
+    layers = check_support(read_config(settings.engine, name))
+    try:
+        require_exact(name, layers)
+    except ValueError as error:
+        measured[SUPPORTED] = Measurement(None, None, str(error), without=REFUSED)
+        return
+    measured[SUPPORTED] = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
+    measure(Subject(load_model(settings.engine, settings.model), settings), measured)
 
 
 @contextmanager
@@ -521,21 +527,6 @@ def _finish(
     results = {"properties": verdict_rows(measured)} | run_facts(time.perf_counter() - started, packages)
     write_results(facts | results, [table], folder.work)
     publish(folder, [table])
-
-
-def _measure(settings: Conformance, measured: Measurements) -> None:
-    """Measure all properties, by name in order; for a model that fails the support check, only that property."""
-    from spanlab.engine.load import check_support, load_model, read_config, require_exact
-
-    name = settings.engine.name or settings.model.name
-    layers = check_support(read_config(settings.engine, name))
-    try:
-        require_exact(name, layers)
-    except ValueError as error:
-        measured[SUPPORTED] = Measurement(None, None, str(error), without=REFUSED)
-        return
-    measured[SUPPORTED] = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
-    measure(Subject(load_model(settings.engine, settings.model), settings), measured)
 
 
 def measure(subject: Subject, measured: Measurements | None = None) -> Measurements:

@@ -167,24 +167,21 @@ def _answer(reply: bytes, count: int, exact: bool) -> LiveAnswer:
         raise FailedRequestError("the reply has no log-probabilities")
     details = read.usage.prompt_tokens_details
     cached = details.cached_tokens if details is not None else None
-    choices = _choices(logprobs)
-    if not choices or (exact and len(choices) != count):
-        raise FailedRequestError(f"the reply has log-probabilities of {len(choices)} tokens, expected {count}")
-    return LiveAnswer(tuple(choices), cached or 0)
-
-
-def _choices(logprobs: _Lists | _Contents) -> list[Choice]:
     if isinstance(logprobs, _Contents):
-        return [
+        choices = [
             Choice(each.token, {top.token: top.logprob for top in each.top_logprobs} | {each.token: each.logprob})
             for each in logprobs.content
         ]
-    tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
-    return [
-        Choice(token, (top or {}) | ({} if value is None else {token: value}))
-        for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=False)
-        if top or value is not None
-    ]
+    else:
+        tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
+        choices = [
+            Choice(token, (top or {}) | ({} if value is None else {token: value}))
+            for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=False)
+            if top or value is not None
+        ]
+    if not choices or (exact and len(choices) != count):
+        raise FailedRequestError(f"the reply has log-probabilities of {len(choices)} tokens, expected {count}")
+    return LiveAnswer(tuple(choices), cached or 0)
 
 
 # ------------------------------------------------------------------------------

@@ -390,21 +390,19 @@ def _helicone(row: Row) -> Span:
     span.tenant = row.label("request_user_id", "helicone_user", "user_id")
     model = row.label("response_model", "model", "request_model", "model_override")
     span.identity = () if not model else (("model", model),)
-    span.usage, span.output = _helicone_counts(row)
-    span.body = partial(_stored_body, row, "request_body")
-    return span
-
-
-def _helicone_counts(row: Row) -> tuple[Usage, float]:
-    """Return the counts in the provider's answer, or else those of the row, whose prompt excludes cached tokens."""
+    # the counts in the provider's answer, or else those
+    # of the row, whose prompt excludes cached tokens
     usage = usage_in(unpacked(row.get("response_body")))
     output = count_of(row.fields, "completion_tokens")
     if not np.isnan((reported := counted(usage)).prompt):
         of_answer = output_in(usage)
-        return reported, output if np.isnan(of_answer) else of_answer
-    names = ("prompt_tokens", "prompt_cache_read_tokens", "prompt_cache_write_tokens")
-    prompt, cached, created = (count_of(row.fields, name) for name in names)
-    return divided(prompt, cached, created, output, np.nan, includes=False)
+        span.usage, span.output = reported, output if np.isnan(of_answer) else of_answer
+    else:
+        names = ("prompt_tokens", "prompt_cache_read_tokens", "prompt_cache_write_tokens")
+        prompt, cached, created = (count_of(row.fields, name) for name in names)
+        span.usage, span.output = divided(prompt, cached, created, output, np.nan, includes=False)
+    span.body = partial(_stored_body, row, "request_body")
+    return span
 
 
 def _stored_body(row: Row, name: str) -> dict[str, Any] | None:

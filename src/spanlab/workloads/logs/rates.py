@@ -55,7 +55,10 @@ def _rates(lines: Iterable[bytes]) -> str | None:
             lookups = [lookups[0] + 1, lookups[1] + int(match[1]), lookups[2] + int(match[2])]
         elif match := _METRIC.match(line):
             readings.setdefault((match[2].removesuffix(b"_total"), match[1]), []).append(_number(match[3]))
-    counters = _counted(readings)
+    # counters by name: over the time of several scrapes, or since the start of the server with one
+    counters: dict[bytes, float] = {}
+    for (name, _), values in readings.items():
+        counters[name] = counters.get(name, 0.0) + (values[-1] - values[0] if len(values) > 1 else values[0])
     for prompts, cached in _COUNTERS.items():
         if counters.get(prompts):
             return _share("counters", counters.get(cached, 0.0), counters[prompts])
@@ -68,14 +71,6 @@ def _rates(lines: Iterable[bytes]) -> str | None:
     if lookups[0]:
         return _share(f"{lookups[0]:,} lookups", lookups[2], lookups[1])
     return None
-
-
-def _counted(readings: dict[tuple[bytes, bytes], list[float]]) -> dict[bytes, float]:
-    """Return counters by name: over the time of several scrapes, or since the start of the server with one."""
-    counters: dict[bytes, float] = {}
-    for (name, _), values in readings.items():
-        counters[name] = counters.get(name, 0.0) + (values[-1] - values[0] if len(values) > 1 else values[0])
-    return counters
 
 
 def _share(source: str, cached: float, prompt: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.log import Entry, Ids
-from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
+from spanlab.workloads.logs.observed import NOT_REPORTED, Moments
 from spanlab.workloads.logs.openai import FAILED
 from spanlab.workloads.logs.rows import (
     TIMES,
@@ -175,11 +175,14 @@ def _record_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
         first_token=np.nan if first is None or start is None else start + first,
         last_token=np.nan if last is None else last,
     )
+    names = ("usage_prompt_tokens", "usage_prompt_cache_read_tokens")
+    prompt, cached = (count_of(row.get(f"metrics.{name}"), "value") for name in names)
+    usage = NOT_REPORTED if np.isnan(prompt) else inclusive(prompt, cached)
     yield replace(
         lengths_only(tokens, 0, start, output),
         line=line,
         moments=moments,
-        usage=_metric_usage(row),
+        usage=usage,
         session=row.label("metadata.x_correlation_id", "metadata.conversation_id"),
         record=record_of(row, "metadata.x_request_id"),
     )
@@ -194,12 +197,6 @@ def _metric(row: Row, *names: str) -> float | None:
                 raise BadFieldError(f"metrics.{name}.unit", f"ns, us, ms or s{actual(unit)}")
             return row.duration(f"metrics.{name}.value", scale=_UNITS.get(unit, 1e-3))
     return None
-
-
-def _metric_usage(row: Row) -> Usage:
-    names = ("usage_prompt_tokens", "usage_prompt_cache_read_tokens")
-    prompt, cached = (count_of(row.get(f"metrics.{name}"), "value") for name in names)
-    return NOT_REPORTED if np.isnan(prompt) else inclusive(prompt, cached)
 
 
 # ------------------------------------------------------------------------------

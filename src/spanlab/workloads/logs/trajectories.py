@@ -199,7 +199,8 @@ def _steps(row: Row, file: LogFile) -> Iterator[_Call]:
         yield from _answers(steps, "trajectory", file)
         return
     if not any("query" in step for step in steps):
-        yield from _answers(_objects(row.get("history"), "history"), "history", file, _times(steps))
+        times = [Row(step).duration("execution_time") or 0.0 for step in steps]
+        yield from _answers(_objects(row.get("history"), "history"), "history", file, times)
         return
     wait = 0.0
     for index, step in enumerate(steps):
@@ -210,10 +211,6 @@ def _steps(row: Row, file: LogFile) -> Iterator[_Call]:
         else:
             file.set_aside(STEPS)
         wait = Row(step).duration("execution_time") or 0.0
-
-
-def _times(steps: list[dict[str, Any]]) -> list[float]:
-    return [Row(step).duration("execution_time") or 0.0 for step in steps]
 
 
 def _answers(
