@@ -158,7 +158,9 @@ def changes_of_study(finished: Finished) -> Findings:
     }
     entries = {name: summarise(of_arm) for name, of_arm in pairs.items()}
     arm_rows = [{"arm": name, "main": _main_cause(entry["causes"]), **entry} for name, entry in entries.items()]
-    requests = sorted((row for name in pairs for pair in pairs[name] for row in _rows(name, pair)), key=_change)
+    requests = sorted(
+        (row for name in pairs for pair in pairs[name] for row in _rows(name, pair)), key=lambda row: int(row["change"])
+    )
     title = f"{finished.name} · {footer(finished)}"
     notes = (
         f"before = {baseline}, the baseline; after = the arm; slower, faster = TTFT that changes by more than 5 %",
@@ -179,10 +181,6 @@ def changes_of_study(finished: Finished) -> Findings:
         ),
         further=(all_requests,),
     )
-
-
-def _change(row: Mapping[str, Any]) -> int:
-    return int(row["change"])
 
 
 def _check(study: Study) -> None:

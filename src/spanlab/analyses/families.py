@@ -299,10 +299,6 @@ _FIELDS = (
 )
 
 
-def _yes_or_no(shown: bool | None) -> Cell:
-    return Cell(bool(shown), "yes" if shown else "no")
-
-
 def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
     """One row per point: the leading family, its lead, and token hit rates of all families."""
     names = families_at(points)
@@ -311,7 +307,7 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
         Field("family", "lowest\nmean TTFT", family_name, "first.family", left=True),
         Field("arm", "its arm", word, "first.arm", left=True),
         Field("lead", "lead over\nthe next", ratio_interval, "lead.ratio"),
-        Field("lead_shown", "shown", _yes_or_no, "lead.shown"),
+        Field("lead_shown", "shown", lambda shown: Cell(bool(shown), "yes" if shown else "no"), "lead.shown"),
         *(family_field("speedup", "speedup", ratio_interval, name, 2) for name in names[1:]),
         *(family_field("token_hit_rate", "token hit rate", percent, name, 1) for name in names),
         Field("any_position_share", "any-position\nbound", percent, "first.any_position_share"),

@@ -72,6 +72,7 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
     if arm.eviction not in ORDERS:
         raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
     if arm.spans is not None:
+        capacity = capacity_of(study)
         spans, repair = arm.spans, arm.spans.repair
         supported = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
         if not supported or model.is_hybrid:
@@ -79,7 +80,7 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
             raise ValueError(f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone")
         first = repair.k if repair.kind == "first" else 0
         assert first is not None, "a repair of the first tokens says how many"
-        return SpanRules(capacity_of(study) / model.kv_bytes_per_token, first)
+        return SpanRules(capacity / model.kv_bytes_per_token, first)
     return _pool(study, name) if arm.pool is not None else _tree(study, name, longest)
 
 

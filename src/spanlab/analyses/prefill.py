@@ -189,15 +189,14 @@ _FIELDS = (
 
 def prefill_table(entries: Sequence[PrefillRow], labels: Sequence[str], baseline: str) -> Table:
     """Return a table of the entries, in their order; `labels` are the names of their label columns."""
-    names = [Field(label, label, _table_label, left=True) for label in labels]
+    names = [
+        Field(label, label, lambda value: Cell(value, f"{value:,}" if isinstance(value, int) else value), left=True)
+        for label in labels
+    ]
     fields = (Field("arm", "arm", word, left=True), *names, *_FIELDS)
     templates = _NOTES if any(entry["logit_gap"] for entry in entries) else _NOTES[:-1]
     notes = [note.format(baseline=baseline) for note in templates]
     return tabulate("prefill", "Time to first token by kind of request", fields, entries, notes)
-
-
-def _table_label(value: str | int) -> Cell:
-    return Cell(value, f"{value:,}" if isinstance(value, int) else value)
 
 
 # ------------------------------------------------------------------------------

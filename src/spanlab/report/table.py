@@ -564,7 +564,8 @@ def write_page(page: Page, folder: Path) -> Path:
 
     template = Environment(autoescape=True, trim_blocks=True).from_string(_TEMPLATE.read_text())
     path = folder / NAME
-    path.write_text(template.render(page=page, tables=list(_tables(page)), figures=list(_figures(page))))
+    figures = [{"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode()} for path in page.figures]
+    path.write_text(template.render(page=page, tables=list(_tables(page)), figures=figures))
     return path
 
 
@@ -576,8 +577,3 @@ def _tables(page: Page) -> Iterator[dict[str, Any]]:
             heading, *lines = table.title.split("\n")
             shown = {"heading": heading, "lines": lines, "html": Markup(html(table))}
             yield {"name": table.name, "notes": table.notes, **shown}
-
-
-def _figures(page: Page) -> Iterator[dict[str, str]]:
-    for path in page.figures:
-        yield {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode()}

@@ -536,15 +536,11 @@ def _arms(runs: Sequence[FinishedRun]) -> Table:
     title = f"{' and '.join(other.name for other in others)} beside {first.name}"
     arms = [set(run.summary["arms"]) for run in runs]
     unshared = {run.name: sorted(run_arms - set.intersection(*arms)) for run, run_arms in zip(runs, arms, strict=True)}
-    notes = list(_few(rows))
+    # paired requests may have too few seeds or groups for an interval
+    sizes = dict.fromkeys((row.differences.seeds, row.differences.groups) for row in rows if row.differences)
+    notes = [note for size in sizes if (note := describe_few(*size))]
     notes += [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]
     return arms_table(title, rows, several=len(others) > 1, notes=notes)
-
-
-def _few(rows: Sequence[ArmRow]) -> Iterator[str]:
-    """Yield a note where paired requests have too few seeds or groups for an interval."""
-    sizes = dict.fromkeys((row.differences.seeds, row.differences.groups) for row in rows if row.differences)
-    yield from filter(None, (describe_few(*size) for size in sizes))
 
 
 def _row(first: FinishedRun, other: FinishedRun, arm: str) -> ArmRow:

@@ -441,11 +441,7 @@ def map_composition(subject: Subject) -> Measurement:
 FOLDER, SUPPORTED = "conformance", "supported_layers"
 
 
-def _environment(settings: Conformance) -> str | None:
-    return None if settings.is_live else "engine"
-
-
-@entry("conformance", Conformance, environment=_environment)
+@entry("conformance", Conformance, environment=lambda settings: None if settings.is_live else "engine")
 def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
     """Check all properties, write a run folder and print the table; return whether no property failed.
 

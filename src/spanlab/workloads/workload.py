@@ -112,10 +112,6 @@ def labelled_workload(name: str, detail: str, labelled: Sequence[Labelled]) -> W
 # ------------------------------------------------------------------------------
 
 
-def _no_tokens() -> Tokens:
-    return np.zeros(0, dtype=np.int32)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Joints:
     """Separator after each document, and the token counts at which a question is cut.
@@ -126,7 +122,7 @@ class Joints:
     `answer`             last tokens of a question: the answer's opening, which stays at the end of the prompt.
     """
 
-    separator: Tokens = field(default_factory=_no_tokens)
+    separator: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     question_overlap: int = 0
     answer_overlap: int = 0
     answer: int = 0

@@ -392,10 +392,6 @@ def _has_same_tools(difference: Difference, *, in_order: bool) -> bool:
     return first == second if in_order else Counter(first) == Counter(second)
 
 
-def _is_other_tool(difference: Difference) -> bool:
-    return "tools" in difference.roles
-
-
 def _without_reasoning(text: str) -> str:
     plain = _REASONING_FIELD.sub("", without_thoughts(text))
     return plain.replace("{,", "{").removesuffix("{}").rstrip()
@@ -448,10 +444,6 @@ def _is_shuffle(first: list[str], second: list[str]) -> bool:
         return False
     order = [text for text in first if text in set(again)]
     return order != again
-
-
-def _is_other_document(difference: Difference) -> bool:
-    return difference.role == "documents"
 
 
 def _is_compaction(difference: Difference) -> bool:
@@ -541,9 +533,9 @@ RULES = (
     BreakRule("user_name", _is_name, f"both sides have an address, or a name behind a word such as user, {_AT}"),
     BreakRule("changed_parameter", _is_parameter, f"both sides have a value behind a word such as effort {_AT}"),
     BreakRule("request_id", _is_counter, f"both sides have a number {_AT}"),
-    BreakRule("changed_tools", _is_other_tool, "a tool was added, removed or changed"),
+    BreakRule("changed_tools", lambda difference: "tools" in difference.roles, "a tool was added, removed or changed"),
     BreakRule("shuffled_documents", _documents_are_shuffled, "the same documents or paragraphs stand in another order"),
-    BreakRule("changed_documents", _is_other_document, "the documents differ"),
+    BreakRule("changed_documents", lambda difference: difference.role == "documents", "the documents differ"),
     BreakRule("template", _is_marks, "the texts are equal without the marks around messages"),
     BreakRule("reordered_keys", _is_reordered_json, "the JSON of both sides has equal values"),
     BreakRule("dropped_reasoning", _has_less_reasoning, "the later text is the earlier one without its reasoning"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.workloads.logs.bodies import is_body, is_gemini
-from spanlab.workloads.logs.log import Entry, Ids
+from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.openai import SUFFIXES, body_in, read_bodies, with_json
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of, counted, output_in, usage_in
@@ -55,7 +55,7 @@ def bedrock() -> LogFormat:
     return LogFormat(
         looks_for="JSONL with schemaType ModelInvocationLog, modelId and input; or bodies of Converse; or modelInput",
         recognises=lambda file: _is_log(file) or folder_has(file, _has_converse, SUFFIXES),
-        read=lambda file: _invocations(file) if _is_log(file) else read_bodies(file),
+        read=lambda file: read_spans(_spans_of, "leave")(file) if _is_log(file) else read_bodies(file),
         ids=Ids.CONTENT,
         fields=("schemaType", "modelId", "input"),
         marks=(frozenset({"schemaType", "modelId"}),),
@@ -95,10 +95,6 @@ def _has_converse(row: dict[str, Any]) -> bool:
     if prefix == "modelInput." or any(key in body for key in _OF_CONVERSE):
         return not is_gemini(body)
     return "modelId" in row and isinstance(body.get("messages"), list)
-
-
-def _invocations(file: LogFile) -> Iterator[Entry]:
-    yield from read_spans(_spans_of, "leave")(file)
 
 
 def _spans_of(row: Row, refuse: Refuse) -> Iterator[Span]:
