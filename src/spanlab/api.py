@@ -98,7 +98,11 @@ class Result:
         if not paths:
             raise ValueError(f"{kind} of {self.folder}: expected a study; a sweep has those of its points")
         schema = {field.name: _KINDS[str(field.type)] for field in fields(row) if field.type in _KINDS}
-        return pl.concat([_with_arm(pl.read_ndjson(path.read_bytes(), schema=schema), path.stem) for path in paths])
+        frames = [
+            pl.read_ndjson(path.read_bytes(), schema=schema).select(pl.lit(path.stem).alias("arm"), pl.all())
+            for path in paths
+        ]
+        return pl.concat(frames)
 
     @cached_property
     def figures(self) -> dict[str, Path]:
@@ -111,10 +115,6 @@ class Result:
         if self.details.get("report") == UNFINISHED:
             raise ValueError(f"{self.folder} {UNFINISHED_REPORT}")
         return self.folder / REPORT
-
-
-def _with_arm(frame: pl.DataFrame, arm: str) -> pl.DataFrame:
-    return frame.select(pl.lit(arm).alias("arm"), pl.all())
 
 
 def run(entry: str, *overrides: str) -> Result:

@@ -180,17 +180,12 @@ def draw_drafts(rows: Sequence[Row], footer: str) -> Figure:
             ax.set_ylim(0, 100 if key == "token_hit_rate" else None)
             ax.locator_params(axis="x", integer=True)
     lines = [Line2D([], [], color=colour, label=arm) for arm, colour in zip(arms, _COLOURS, strict=False)]
-    lines += [
-        Line2D([], [], color=style.INK, linestyle=line, marker=marker, label=_words(blocks_given))
-        for blocks_given, line, marker in zip(blocks, _LINES, _MARKERS, strict=False)
-    ]
+    for blocks_given, line, marker in zip(blocks, _LINES, _MARKERS, strict=False):
+        label = "vLLM's block" if blocks_given == "null" else f"{int(blocks_given):,} tokens per block"
+        lines.append(Line2D([], [], color=style.INK, linestyle=line, marker=marker, label=label))
     top = 1 - 0.33 / figure.get_figheight()
     figure.legend(handles=lines, loc="upper left", bbox_to_anchor=(0.01, top), ncols=4, fontsize=8, frameon=False)
     return figure
-
-
-def _words(blocks_given: str) -> str:
-    return "vLLM's block" if blocks_given == "null" else f"{int(blocks_given):,} tokens per block"
 
 
 def _curve(rows: Sequence[Row], panel: str, arm: str, blocks_given: str, key: str) -> tuple[list[int], list[float]]:

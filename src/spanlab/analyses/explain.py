@@ -535,7 +535,13 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "presets": presets,
         "capacity_curve": _curve(study, facts, explained.rules.block),
         "fixes": [
-            _fix_entry(number, fix) | {"saved_money": saved_money(price, fix, explained)}
+            {
+                "rank": number,
+                **asdict(fix),
+                "gain_per_gib": fix.gain_per_gib,
+                "helps": fix.helps,
+                "saved_money": saved_money(price, fix, explained),
+            }
             for number, fix in enumerate(fixes, 1)
         ],
         "money": money,
@@ -660,10 +666,6 @@ def _curve(study: Study, facts: Facts, block: int) -> list[dict[str, Any]]:
         }
         for size in curve.sizes
     ]
-
-
-def _fix_entry(rank: int, fix: Fix) -> dict[str, Any]:
-    return {"rank": rank} | asdict(fix) | {"gain_per_gib": fix.gain_per_gib, "helps": fix.helps}
 
 
 def _check(study: Study) -> None:

@@ -68,14 +68,11 @@ def money_lines(money: Mapping[str, Any] | None, arm: str) -> list[str]:
     """Return the sentence about what the log cost and would have cost; none without prices."""
     if money is None:
         return []
-    would = ", ".join(f"{_amount(money['caches'][name]['cost'])} {says}" for name, says in _compared(arm).items())
+    compared = {"no_cache": "without a cache", arm: f"as {arm}", "prefix": "with prefixes without a limit"}
+    would = ", ".join(f"{_amount(money['caches'][name]['cost'])} {says}" for name, says in compared.items())
     if money["logged"] is None:
         return [f"by price.*, the log would cost {would}"]
     return [f"by price.*, the log cost {_amount(money['logged'])} as the provider counts; it would have cost {would}"]
-
-
-def _compared(arm: str) -> dict[str, str]:
-    return {"no_cache": "without a cache", arm: f"as {arm}", "prefix": "with prefixes without a limit"}
 
 
 def _amount(cost: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rich.progress import track
 
 from spanlab.analyses.base import PointWorker
 from spanlab.core.request import Request
-from spanlab.records import Record, RunRow, delays_of
+from spanlab.records import RunRow, delays_of
 from spanlab.report.table import rounded_up
 from spanlab.settings.analyses import PlanSettings, Target
 from spanlab.settings.arms import Strategy
@@ -128,7 +128,8 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
         clients=study.arrivals.clients,
     )
     rows: list[tuple[Any, ...]] = []
-    row = Simulator(study).simulate(job, lambda record: rows.append(_fields(record)))
+    fields_of = attrgetter(*FIELDS)
+    row = Simulator(study).simulate(job, lambda record: rows.append(fields_of(record)))
     all_columns = {name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}
     order = np.argsort(all_columns["arrived_s"], kind="stable")
     all_columns = {name: values[order] for name, values in all_columns.items()}
@@ -148,10 +149,6 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
         "cached_bytes": row.kv_resident_peak_bytes + row.state_resident_peak_bytes,
         "rate_rps": rate,
     }
-
-
-def _fields(record: Record) -> tuple[Any, ...]:
-    return tuple(getattr(record, name) for name in FIELDS)
 
 
 def _plain(estimates: Mapping[str, Estimate] | None) -> dict[str, list[float | None]] | None:

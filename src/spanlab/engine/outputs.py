@@ -46,15 +46,11 @@ class Sampler:
         if self.temperature == 0:
             return logits.argmax(-1)
         cumulative = torch.softmax(logits.double() / self.temperature, -1).cumsum(-1)
-        uniforms = np.array([self._uniform(draw) for draw in draws], np.float64)
+        uniforms = np.array([np.random.default_rng([self.seed, *draw]).random() for draw in draws], np.float64)
         (thresholds,) = to_device([uniforms], torch.float64, logits.device)
         # Scaled by the last sum, which rounding may leave below 1; so tokens of probability 0 are never drawn.
         tokens = torch.searchsorted(cumulative, thresholds[:, None] * cumulative[:, -1:], right=True)
         return tokens.squeeze(-1)
-
-    def _uniform(self, draw: Draw) -> float:
-        """A pseudo-random number in [0, 1)."""
-        return float(np.random.default_rng([self.seed, *draw]).random())
 
 
 # ------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def open_schema(schema: Any) -> Any:
     keys = [
         (key.name, Any, field(default_factory=opened[key.name]))
         if key.name in opened
-        else (key.name, hints[key.name], _copied(key))
+        else (key.name, hints[key.name], field(default=key.default, default_factory=key.default_factory))
         for key in fields(schema)
     ]
     names = {"opens": schema, "short_names": short}
@@ -266,10 +266,6 @@ def _set_types(config: DictConfig, section: str, schema: type[Analyses]) -> None
         for name, hint in typed.items():
             if name not in given or OmegaConf.get_type(given, name) is not hint:  # of a plugin
                 given[name] = OmegaConf.merge(OmegaConf.structured(hint), given.get(name) or {})
-
-
-def _copied(key: Any) -> Any:
-    return field(default=key.default, default_factory=key.default_factory)
 
 
 def schema_of(config: DictConfig) -> type[Any]:

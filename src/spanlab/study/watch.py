@@ -366,10 +366,11 @@ class WatchRun:
 
     def _reading(self, screen: Screen) -> None:
         """Read the counters, show and write the numbers."""
-        before = self.picture.counters.prompt, self.picture.counters.cached
+        counters = self.picture.counters
+        prompt, cached = counters.prompt, counters.cached
         if self.metrics is not None and (readings := self.metrics.read()) is not None:
             self._take_readings(readings)
-        prompt, cached = (now - then for now, then in zip(self._totals(), before, strict=True))
+        prompt, cached = counters.prompt - prompt, counters.cached - cached
         numbers = self.picture.numbers() | {"hit_rate_now": cached / prompt if prompt else None}
         if numbers["blocks"]:
             numbers["cached_share"] = min(numbers["blocks_cached"] / numbers["blocks"], 1.0)
@@ -378,9 +379,6 @@ class WatchRun:
         for file in (self.readings, self.capture):
             file.flush()
         screen.show(seconds, numbers)
-
-    def _totals(self) -> tuple[int, int]:
-        return self.picture.counters.prompt, self.picture.counters.cached
 
     def _take_readings(self, readings: dict[str, float]) -> None:
         self.picture.take_readings(readings)

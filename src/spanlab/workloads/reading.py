@@ -247,12 +247,9 @@ def assign_questions(questions: Sequence[Question], documents: int) -> list[tupl
         raise ValueError(
             f"workload.questions_path holds {len(order)} questions; expected at least {QUESTIONS_PER_DOCUMENT}"
         )
-    ranges = (range(start, start + QUESTIONS_PER_DOCUMENT) for start in _starts(documents))
+    starts = range(0, documents * QUESTIONS_PER_DOCUMENT, QUESTIONS_PER_DOCUMENT)
+    ranges = (range(start, start + QUESTIONS_PER_DOCUMENT) for start in starts)
     return [tuple(questions[order[index % len(order)]] for index in indexes) for indexes in ranges]
-
-
-def _starts(documents: int) -> range:
-    return range(0, documents * QUESTIONS_PER_DOCUMENT, QUESTIONS_PER_DOCUMENT)
 
 
 def _story_words(path: Path) -> NDArray[np.float64]:

@@ -124,13 +124,10 @@ def _in_order(prompt: Prompt, options: BodyOptions) -> Sequence[Section | Messag
         system += 1
     tools = [Section("tools", tools_text(prompt.tools), "tools")] if prompt.tools else []
     lead, others = prompt.messages[:system], prompt.messages[system:]
-    documents = [Section("documents", _text_of(document), "documents") for document in prompt.documents]
+    texts = [each if isinstance(each, str) else as_json(each) for each in prompt.documents]
+    documents = [Section("documents", text, "documents") for text in texts]
     front: tuple[Section | Message, ...] = (*tools, *lead) if options.tools == "first" else (*lead, *tools)
     return [*history, *front, *documents, *others]
-
-
-def _text_of(document: Any) -> str:
-    return document if isinstance(document, str) else as_json(document)
 
 
 def _message_sections(message: Message) -> list[Section]:
