@@ -110,23 +110,20 @@ def check_group(group: Group, page_size: int) -> None:
     if len(group.query_index) and min(group.query_index) < 0:
         raise ValueError(f"query_index must not be negative, as {min(group.query_index)} is.")
     for span in group.spans:
-        _check_span(span, page_size)
-
-
-def _check_span(span: Span, page_size: int) -> None:
-    if span.length < 1:
-        raise ValueError(f"length of a span must be at least 1, not {span.length}.")
-    if span.index < 0 or span.position < 0:
-        raise ValueError(f"index and position of a span must not be negative, not {span.index} and {span.position}.")
-    if not 0 <= span.offset < page_size:
-        raise ValueError(f"offset of a span must lie in [0, {page_size}), its first page, not {span.offset}.")
-    needed = -(-(span.offset + span.length) // page_size)
-    if len(span.pages) != needed:
-        raise ValueError(
-            f"pages of a span of length {span.length} at offset {span.offset} must be {needed}, not {len(span.pages)}."
-        )
-    if min(span.pages) < 0:
-        raise ValueError(f"pages of a span must not be negative, as {min(span.pages)} is.")
+        if span.length < 1:
+            raise ValueError(f"length of a span must be at least 1, not {span.length}.")
+        if span.index < 0 or span.position < 0:
+            raise ValueError(
+                f"index and position of a span must not be negative, not {span.index} and {span.position}."
+            )
+        if not 0 <= span.offset < page_size:
+            raise ValueError(f"offset of a span must lie in [0, {page_size}), its first page, not {span.offset}.")
+        needed = -(-(span.offset + span.length) // page_size)
+        if len(span.pages) != needed:
+            place = f"a span of length {span.length} at offset {span.offset}"
+            raise ValueError(f"pages of {place} must be {needed}, not {len(span.pages)}.")
+        if min(span.pages) < 0:
+            raise ValueError(f"pages of a span must not be negative, as {min(span.pages)} is.")
 
 
 def _shifts(group: Group) -> Sequence[int] | Numbers:

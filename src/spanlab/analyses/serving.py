@@ -79,7 +79,20 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
     """
     delays = delays_of(columns)
     several = ~np.isnan(delays["tpot_s"])
-    values = _rates(columns, float(columns["finished_s"].max() - columns["arrived_s"].min()))
+    duration_s = float(columns["finished_s"].max() - columns["arrived_s"].min())
+    prompt, output = (int(columns[f"{name}_tokens"].sum()) for name in ("prompt", "output"))
+    values: Values = {
+        "completed": len(columns["prompt_tokens"]),
+        "duration": duration_s,
+        "total_input_tokens": prompt,
+        "total_output_tokens": output,
+    }
+    if duration_s > 0:
+        values |= {
+            "request_throughput": values["completed"] / duration_s,
+            "output_throughput": output / duration_s,
+            "total_token_throughput": (prompt + output) / duration_s,
+        }
     values |= spread("ttft", delays["ttft_s"] * _MS) | spread("tpot", delays["tpot_s"][several] * _MS)
     values |= spread("e2el", delays["e2e_s"] * _MS)
     if gaps is not None:
@@ -88,23 +101,6 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
         values |= spread("queue", delays["queue_s"] * _MS)
     values |= _goodput(delays, values["duration"], goals)
     return values | _reuse(columns)
-
-
-def _rates(columns: ColumnMap, duration_s: float) -> Values:
-    prompt, output = (int(columns[f"{name}_tokens"].sum()) for name in ("prompt", "output"))
-    counts: Values = {
-        "completed": len(columns["prompt_tokens"]),
-        "duration": duration_s,
-        "total_input_tokens": prompt,
-        "total_output_tokens": output,
-    }
-    if duration_s <= 0:
-        return counts
-    return counts | {
-        "request_throughput": counts["completed"] / duration_s,
-        "output_throughput": output / duration_s,
-        "total_token_throughput": (prompt + output) / duration_s,
-    }
 
 
 def spread(name: str, values_ms: Floats) -> Values:

@@ -608,17 +608,7 @@ class SpanReuse:
 def span_reuse(contents: Contents) -> SpanReuse:
     """Return the reuse of spans, each as a separate path."""
     starts = contents.span_starts()
-    paths = _paths_of_spans(contents, starts)
-    request = np.searchsorted(contents.starts, starts[:-1], side="right") - 1
-    tokens = paths.tokens
-    distances = stack_distances(paths, tokens, np.zeros(paths.requests, dtype=np.int64))
-    changes = request[1:] != request[:-1]
-    leads, ends = np.append(True, changes), np.append(changes, True)
-    return SpanReuse(paths, distances, request, leads, ends)
-
-
-def _paths_of_spans(contents: Contents, starts: Ints) -> Paths:
-    """Return the path of each span; those of equal spans are found once."""
+    # the path of each span; those of equal spans are found once
     numbers, content = dict[bytes, int](), contents.pieces.data.cast("B")
     size = contents.pieces.itemsize
     bounds = pairwise((starts * size).tolist())
@@ -628,7 +618,13 @@ def _paths_of_spans(contents: Contents, starts: Ints) -> Paths:
     counts = np.diff(starts)
     in_first = np.repeat(first, counts)
     alone = np.concatenate([[0], np.cumsum(counts[first])])
-    return build_paths(contents.pieces[in_first], contents.lengths[in_first], alone).repeated(repeats)
+    paths = build_paths(contents.pieces[in_first], contents.lengths[in_first], alone).repeated(repeats)
+    request = np.searchsorted(contents.starts, starts[:-1], side="right") - 1
+    tokens = paths.tokens
+    distances = stack_distances(paths, tokens, np.zeros(paths.requests, dtype=np.int64))
+    changes = request[1:] != request[:-1]
+    leads, ends = np.append(True, changes), np.append(changes, True)
+    return SpanReuse(paths, distances, request, leads, ends)
 
 
 class _ServedTree:

@@ -551,19 +551,14 @@ def check_speculation(study: Study) -> None:
     if study.batch.speculation.has_kv:
         _check_kv(study)
     if study.batch.speculation.reach > 1:
-        _check_modules(study)
-
-
-def _check_modules(study: Study) -> None:
-    """Raise ValueError for several modules where their chunks or their blocks are not modelled."""
-    key = f"batch.speculation.modules={study.batch.speculation.modules}"
-    if study.model.is_hybrid:
-        reason = "vLLM never ends a prompt of which a block's boundary stands among the tokens that they read ahead"
-        raise ValueError(f"{key} with model.name={study.model.name}: expected 1, for {reason}")
-    for name in study.chosen():
-        arm = study.arms[name]
-        if arm.keep and not POLICIES.takes(arm.policy_name, "drafter"):
-            raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: expected 1, or a pool of blocks")
+        key = f"batch.speculation.modules={study.batch.speculation.modules}"
+        if study.model.is_hybrid:
+            reason = "vLLM never ends a prompt of which a block's boundary stands among the tokens that they read ahead"
+            raise ValueError(f"{key} with model.name={study.model.name}: expected 1, for {reason}")
+        for name in study.chosen():
+            arm = study.arms[name]
+            if arm.keep and not POLICIES.takes(arm.policy_name, "drafter"):
+                raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: expected 1, or a pool of blocks")
 
 
 def _check_kv(study: Study) -> None:

@@ -202,7 +202,14 @@ def _search(
     rankings = RETRIEVERS.make(options.retrieval, {}, {}, passages=passages, queries=queries, draw=draw)
     for (number, question), query, ranking in zip(pairs, queries, rankings, strict=True):
         order = ORDERS[options.order](ranking[: options.k], shuffle)
-        yield _result(number, question, query, order, passages)
+        texts = tuple(passages[index] for index in order)
+        if query.gold is None:
+            yield RetrievedPassages(number, question, texts, None, None, None)
+        else:
+            position_of = {passage: index for index, passage in enumerate(order.tolist())}
+            gold = tuple(position_of[passage] for passage in query.gold if passage in position_of)
+            first = query.gold[0]
+            yield RetrievedPassages(number, question, texts, gold, position_of.get(first, -1), passages[first])
 
 
 def _query(question: Question, passages: Sequence[str], passage_numbers: dict[str, int]) -> Query:
@@ -211,16 +218,6 @@ def _query(question: Question, passages: Sequence[str], passage_numbers: dict[st
         for numbers in (question.gold, question.ranking)
     )
     return Query(question.text, gold, ranking)
-
-
-def _result(number: int, question: Question, query: Query, order: Ints, passages: Sequence[str]) -> RetrievedPassages:
-    texts = tuple(passages[index] for index in order)
-    if query.gold is None:
-        return RetrievedPassages(number, question, texts, None, None, None)
-    position_of = {passage: index for index, passage in enumerate(order.tolist())}
-    gold = tuple(position_of[passage] for passage in query.gold if passage in position_of)
-    first = query.gold[0]
-    return RetrievedPassages(number, question, texts, gold, position_of.get(first, -1), passages[first])
 
 
 # ------------------------------------------------------------------------------

@@ -104,7 +104,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Stream a completion, and its token counts at the end."""
         try:
-            request = self._request()
+            length = int(self.headers.get("Content-Length", 0))
+            if self.path != "/v1/completions" or not 0 < length <= LARGEST_BODY:
+                raise BadRequestError("expected a body of /v1/completions")
+            body = json.loads(self.rfile.read(length))
+            if not isinstance(body, dict) or not body.get("stream"):
+                raise BadRequestError("expected a JSON object with stream=true")
+            request = request_of(body, self.vocabulary)
         except (BadRequestError, ValueError) as error:
             self._reply(HTTPStatus.BAD_REQUEST, {"error": {"message": str(error)}})
             return
@@ -127,15 +133,6 @@ class Handler(BaseHTTPRequestHandler):
             self._write({"error": {"message": str(error)}})
             return
         self.wfile.write(b"data: [DONE]\n\n")
-
-    def _request(self) -> ChatCompletionRequest:
-        length = int(self.headers.get("Content-Length", 0))
-        if self.path != "/v1/completions" or not 0 < length <= LARGEST_BODY:
-            raise BadRequestError("expected a body of /v1/completions")
-        body = json.loads(self.rfile.read(length))
-        if not isinstance(body, dict) or not body.get("stream"):
-            raise BadRequestError("expected a JSON object with stream=true")
-        return request_of(body, self.vocabulary)
 
     def _write(self, event: dict[str, Any]) -> None:
         self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
