@@ -100,7 +100,10 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
     if "queue_s" in delays:
         values |= spread("queue", delays["queue_s"] * _MS)
     values |= _goodput(delays, values["duration"], goals)
-    return values | _reuse(columns)
+    reused = columns["reused_tokens"]
+    if not np.isnan(reused).any():  # else the server does not report reuse
+        values["token_hit_rate"] = float(reused.sum() / columns["prompt_tokens"].sum())
+    return values
 
 
 def spread(name: str, values_ms: Floats) -> Values:
@@ -151,13 +154,6 @@ def _goodput(delays: ColumnMap, duration_s: float, goals: Mapping[str, Goal]) ->
         if duration_s > 0:
             values[f"request_goodput:{name}"] = int(good.sum()) / duration_s
     return values
-
-
-def _reuse(columns: ColumnMap) -> Values:
-    reused = columns["reused_tokens"]
-    if np.isnan(reused).any():  # the server does not report reuse
-        return {}
-    return {"token_hit_rate": float(reused.sum() / columns["prompt_tokens"].sum())}
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ def tiers_of_study(finished: Finished) -> Findings:
     arms = {result.data.name: _arm(finished, result) for result in finished.results}
     least = break_even(study)
     entry = {"break_even_tokens": least, "arms": arms}
-    caveats = _caveats(study)
+    quantised = [f"{name} ({rules.quantise_to})" for name, rules in study.store.tiers.items() if rules.quantise_to]
+    effect = "is read in its quantised form: answers change, and the effect is unknown in the simulator"
+    caveats = (f"KV from {', '.join(quantised)} {effect}",) if quantised else ()
     rules = {name: vars(tier) for name, tier in study.store.tiers.items()}
     return Findings(
         summary={"tiers": entry},
@@ -229,16 +231,6 @@ def _loads(finished: Finished, arm: str) -> dict[str, float]:
     cells = {RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds}
     runs = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
     return {name: float(sum(run[name][run["counted"].astype(bool)].sum() for run in runs)) for name in names}
-
-
-def _caveats(study: Study) -> tuple[str, ...]:
-    quantised = [f"{name} ({rules.quantise_to})" for name, rules in study.store.tiers.items() if rules.quantise_to]
-    if not quantised:
-        return ()
-    return (
-        f"KV from {', '.join(quantised)} is read in its quantised form: answers change, and the effect is unknown in "
-        "the simulator",
-    )
 
 
 ANALYSES.add(Analysis("tiers", tiers_of_study, needs=(ARMS,), of_points=tiers_of_points))

@@ -13,7 +13,7 @@ from torch import Tensor
 from spanlab.core.plan import CacheSpanPlan, TreeAllocation
 from spanlab.core.step import ScheduledChunk, is_repair
 from spanlab.core.tree import State
-from spanlab.engine.maps import SpanMaps, StoredMap
+from spanlab.engine.maps import SpanMaps
 from spanlab.engine.recurrent import (
     Action,
     DecodeRecurrence,
@@ -248,27 +248,22 @@ class ApplyMap:
 
     def run(self, states: StatePool, layer: Layers) -> None:
         """Apply the map in one layer."""
-        state = states.recurrent(layer, self.slot)
+        state, (pool, slot) = states.recurrent(layer, self.slot), self.source
+        stored, working = self.maps.stored, self.maps.working
         if self.maps.shape.repaired and not self.repaired:
-            pool, slot = self.source
-            if pool is self.maps.stored:
-                state.copy_(self.maps.stored.span_state(layer, slot))
+            if pool is stored:
+                state.copy_(stored.span_state(layer, slot))
             else:
-                state.copy_(self.maps.working.span_state(layer, slot).to(self.maps.stored.form.dtype))
+                state.copy_(working.span_state(layer, slot).to(stored.form.dtype))
         else:
-            state.copy_(self._map(layer).apply(state))
+            applied = stored.map(layer, slot) if pool is stored else stored.packed(working.map(layer, slot))
+            state.copy_(applied.apply(state))
 
     def finish(self, states: StatePool) -> None:
         """Advance the state's position."""
         if self.source.pool is self.maps.working:
             self.maps.working.check_position(self.source.slot, self.repaired + self.stop - self.start)
         states.advance(self.slot, self.start, self.stop)
-
-    def _map(self, layer: Layers) -> StoredMap:
-        pool, slot = self.source
-        if pool is self.maps.stored:
-            return self.maps.stored.map(layer, slot)
-        return self.maps.stored.packed(self.maps.working.map(layer, slot))
 
 
 # ------------------------------------------------------------------------------

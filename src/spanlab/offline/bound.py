@@ -330,7 +330,10 @@ def best_prices(packing: Packing) -> Floats:
     # the gain per share of u, then of p, shape (2 · rows,)
     full, first_unit = packing.gains.full, packing.gains.first_unit
     above = np.where(packing.new, 0.0, np.concatenate([[0.0], full[:-1]]))
-    gains, scale = np.concatenate([full - above, first_unit - full]), _scale(packing)[:, None]
+    gains = np.concatenate([full - above, first_unit - full])
+    # each resource is scaled by its largest use by one row
+    used_by_row = packing.per_token * packing.tokens.max() + packing.per_reuse + packing.per_path
+    scale = np.maximum(used_by_row, 1.0)[:, None]
     largest = max(float(np.abs(gains).max()), 1e-300)
     capacity = (packing.capacity / scale).ravel()
     ends = sparse.hstack([_ends(packing), sparse.coo_matrix((rows, used))])
@@ -348,13 +351,6 @@ def best_prices(packing: Packing) -> Floats:
     marginal = -solved.upper.marginals[2 * rows :].reshape(packing.capacity.shape)
     prices: Floats = np.maximum(marginal, 0.0) * largest / scale
     return prices
-
-
-def _scale(packing: Packing) -> Floats:
-    """Return the largest use of each resource by one row."""
-    largest = packing.per_token * packing.tokens.max() + packing.per_reuse + packing.per_path
-    scale: Floats = np.maximum(largest, 1.0)
-    return scale
 
 
 def _ends(packing: Packing) -> Any:

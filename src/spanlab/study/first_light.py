@@ -190,6 +190,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
 def _copy_results(folder: Path, card: Path, patterns: list[str], home: Path) -> None:
     """Copy the results to commit, without paths of this machine."""
     shutil.rmtree(card, ignore_errors=True)
+    names = {str(folder): "{out}", str(home): ".", sys.prefix: "{python}", str(Path.home()): "~"}
     for pattern in (LOG, *patterns):
         for path in sorted(folder.glob(pattern)):
             target = card / path.relative_to(folder)
@@ -197,14 +198,9 @@ def _copy_results(folder: Path, card: Path, patterns: list[str], home: Path) -> 
             text = path.read_text(errors="replace")
             if path.name == LOG:
                 text = "\n".join(text.splitlines()[-_LOG_LINES:]) + "\n"
-            target.write_text(_without_paths(text, folder, home))
-
-
-def _without_paths(text: str, folder: Path, home: Path) -> str:
-    replacements = {str(folder): "{out}", str(home): ".", sys.prefix: "{python}", str(Path.home()): "~"}
-    for path, name in replacements.items():
-        text = text.replace(path, name)
-    return text
+            for place, name in names.items():
+                text = text.replace(place, name)
+            target.write_text(text)
 
 
 def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str, Outcome]) -> None:

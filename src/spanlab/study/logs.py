@@ -87,7 +87,11 @@ class TraceFile:
 
     def finished(self, record: Record | ServedRecord) -> None:
         """Write a request and its phases."""
-        names, times = _phases(record)
+        if isinstance(record, ServedRecord):  # a client sees no admission
+            names, times = ["first token", "decode"], [record.arrived_s, record.first_token_s, record.finished_s]
+        else:
+            names = ["queued", "prefill", "decode"]
+            times = [record.arrived_s, record.admitted_s, record.first_token_s, record.finished_s]
         self._span(f"request {record.request_id}", record, times[0], times[-1])
         for name, (start, stop) in zip(names, pairwise(times), strict=True):
             self._span(name, record, start, stop)
@@ -110,14 +114,6 @@ class TraceFile:
 
 
 _COUNTED: tuple[str, ...] = ("arrived", "admitted", "finished")
-
-
-def _phases(record: Record | ServedRecord) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Names of a request's phases, and their start times with the end of the last; a client sees no admission."""
-    if isinstance(record, ServedRecord):
-        return ("first token", "decode"), (record.arrived_s, record.first_token_s, record.finished_s)
-    times = record.arrived_s, record.admitted_s, record.first_token_s, record.finished_s
-    return ("queued", "prefill", "decode"), times
 
 
 def _queues(arrived: Any, admitted: Any, finished: Any) -> Iterator[tuple[float, int, int]]:

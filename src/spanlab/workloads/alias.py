@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,16 +246,13 @@ def _pair(
     group = number * len(options.orders) + options.orders.index(order)
     prompts = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
     for kind, documents, question, length in prompts:
-        spans = describe(_query(documents, question), tokenizer, measure_delta=False).request_spans
+        # the documents do not attend to each other
+        given = Group("plus", tuple(Message("user", text) for text in documents))
+        query = Group("seq", (Message("system", _SYSTEM), given, Message("user", question)))
+        spans = describe(query, tokenizer, measure_delta=False).request_spans
         answer = chain.answer if kind == "question" else None
         request = Request(0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer)
         yield Labelled(request, {"kind": kind, "order": order if kind == "question" else ""})
-
-
-def _query(documents: Sequence[str], question: str) -> Group:
-    """Return a query of system prompt, documents that do not attend to each other, and question."""
-    spans = Group("plus", tuple(Message("user", text) for text in documents))
-    return Group("seq", (Message("system", _SYSTEM), spans, Message("user", question)))
 
 
 def _shuffled(seed: int, number: int, count: int) -> list[int]:

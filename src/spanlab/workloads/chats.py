@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -77,7 +76,13 @@ def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
         span_counts=np.array([len(request) for request in requests], dtype=np.int64),
         groups=np.array(_conversations([prompts[index] for index in sample]), dtype=np.int64),
         output_lens=np.array([_count(rows[index], "output_length", 0) for index in sample]),
-        meta=_metadata(path, kind),
+        meta={
+            "format": FORMAT_VERSION,
+            "name": "conversation",
+            "kind": kind,
+            "detail": "Mooncake conversation trace, {requests} requests of {documents} sampled conversations",
+            "inputs": {path.name: file_sha256(path)},
+        },
     )
 
 
@@ -94,12 +99,6 @@ def _block_ids(row: JsonRow, length: int) -> Ids:
         expected = f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
         raise row.error(f"hash_ids={shorten(ids)}", expected)
     return tuple(ids)
-
-
-def _metadata(path: Path, kind: ProvenanceKind) -> dict[str, Any]:
-    detail = "Mooncake conversation trace, {requests} requests of {documents} sampled conversations"
-    metadata = {"format": FORMAT_VERSION, "name": "conversation", "kind": kind, "detail": detail}
-    return metadata | {"inputs": {path.name: file_sha256(path)}}
 
 
 def _sample(prompts: Sequence[Ids], lengths: np.ndarray) -> list[int]:

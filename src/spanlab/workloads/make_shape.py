@@ -71,7 +71,9 @@ def make_shape(
         raise ValueError(f"workload.kind={kind} has no shape to make; expected one of {expected}")
     target = Path(out) if Path(out).suffix == ".npz" else Path(out) / f"{kind}.npz"
     if kind in TRACES:
-        return save(_trace(kind, Path(path), tokenizer), target)
+        if tokenizer is not None:
+            raise ValueError(f"workload.tokenizer={tokenizer} is not read for {kind}; expected none, as it has no text")
+        return save(TRACES[kind](Path(path), "measured shape"), target)
     paths = (None if p is None else Path(p) for p in (queries_path, questions_path, words_path, cache_dir))
     inputs = Inputs(Path(path), find_tokenizer(tokenizer), tokenizer, *paths)
     return save(MAKERS[kind](inputs), target)
@@ -81,12 +83,6 @@ def _measured(corpus: Corpus, inputs: Inputs) -> Shape:
     everything = select(corpus, Selection(unknown_output=0))
     joints = {} if corpus.joints is None else {JOINTS: corpus.joints().counts()}
     return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.metadata(), **joints)
-
-
-def _trace(kind: str, path: Path, tokenizer: str | Path | None) -> Shape:
-    if tokenizer is not None:
-        raise ValueError(f"workload.tokenizer={tokenizer} is not read for {kind}; expected none, as it has no text")
-    return TRACES[kind](path, "measured shape")
 
 
 def _modelled(inputs: Inputs) -> Shape:

@@ -72,13 +72,15 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
     flags = np.array([INDEPENDENT * KINDS[kind].independent for kind, _ in numbers], dtype=np.uint8)
     openings = {prompt[0] for prompt in prompts if KINDS[prompt[0][0]].field == "sys_prompt"}
     flags[[numbers[opening] for opening in openings]] |= REUSABLE
+    sessions = [row.field("session_id", Label) for row in rows]
+    session_numbers = _number_by_appearance(sessions)
     return Shape(
         lengths=lengths,
         lcps=np.zeros_like(lengths),
         flags=flags,
         request_spans=np.array([numbers[content] for prompt in prompts for content in prompt], dtype=np.int64),
         span_counts=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
-        groups=_sessions(rows),
+        groups=np.array([session_numbers[name] for name in sessions], dtype=np.int64),
         output_lens=_numbers(rows, "output_length", 1),
         meta={
             "format": FORMAT_VERSION,
@@ -116,12 +118,6 @@ def _contents(row: JsonRow, tables: Sequence[dict[int, int]]) -> Iterator[Conten
 
 def _number_by_appearance(contents: Sequence[Any]) -> dict[Any, int]:
     return {content: number for number, content in enumerate(dict.fromkeys(contents))}
-
-
-def _sessions(rows: Sequence[JsonRow]) -> NDArray[np.int64]:
-    names = [row.field("session_id", Label) for row in rows]
-    numbers = _number_by_appearance(names)
-    return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
 def _numbers(rows: Sequence[JsonRow], name: str, minimum: int) -> NDArray[np.int64]:

@@ -278,7 +278,9 @@ class _Tree:
         if kind == "attachment":
             node.role, node.content = "user", [{"type": "attachment", "attachment": row.get("attachment")}]
         elif not is_message:
-            self._file.set_aside(f"lines of the type {kind}{_subtype(row)}")
+            subtype = row.get("subtype")
+            beside = f" ({subtype:.40})" if isinstance(subtype, str) else ""
+            self._file.set_aside(f"lines of the type {kind}{beside}")
             if kind == "result":
                 usage, models = (value if isinstance(value, dict) else {} for value in map(row.get, _OF_RUN))
                 self.runs.append(_Run(line, session, usage, models))
@@ -466,11 +468,6 @@ def _blocks(nodes: list[_Node]) -> list[Any]:
                 tools.add(str(block["id"]))
             blocks.append(block)
     return blocks
-
-
-def _subtype(row: Row) -> str:
-    subtype = row.get("subtype")
-    return f" ({subtype:.40})" if isinstance(subtype, str) else ""
 
 
 def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:

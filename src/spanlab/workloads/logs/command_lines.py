@@ -99,7 +99,9 @@ class _Rollout:
             calls = self.close()
             self._compact(inner)
         else:
-            self._file.set_aside(f"lines of the type {kind}{_inner_type(payload)}")
+            inner_kind = payload.get("type")
+            beside = f" ({inner_kind:.40})" if isinstance(inner_kind, str) else ""
+            self._file.set_aside(f"lines of the type {kind}{beside}")
         if time is not None and self._ends_prompt(str(kind), inner):
             self._time = time
         return calls
@@ -200,11 +202,6 @@ class _Rollout:
 def _is_of_model(item: Mapping[str, Any]) -> bool:
     kind = item.get("type")
     return kind in _OF_MODEL or (kind == "message" and item.get("role") == "assistant")
-
-
-def _inner_type(payload: Mapping[str, Any]) -> str:
-    kind = payload.get("type")
-    return f" ({kind:.40})" if isinstance(kind, str) else ""
 
 
 def _difference(totals: Mapping[str, Any], before: Any) -> dict[str, Any]:
