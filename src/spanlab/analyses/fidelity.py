@@ -356,7 +356,10 @@ def summarise(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
     """Return cells by load and arm, pooled errors and ranks by load, and goals where runs are repeated."""
     loads = by_load(comparisons)
     cells = [arm.row() for arms in loads for arm in arms]
-    rates = [_at_load(arms) for arms in loads]
+    rates = []
+    for arms in loads:
+        entry = {"load": arms[0].share, "rate_rps": arms[0].rate_rps, "errors": pooled_errors(arms)}
+        rates.append(entry | (ranks(arms) if len(arms) > 1 else {}))
     repeated = any(len(arm.measured) > 1 for arm in comparisons)
     return {"cells": cells, "rates": rates} | ({"goals": judge(cells, rates)} if repeated else {})
 
@@ -365,11 +368,6 @@ def by_load(comparisons: Sequence[ArmComparison]) -> list[list[ArmComparison]]:
     """Return the arms of each load, in increasing order of load."""
     rates = sorted({arm.rate_rps for arm in comparisons}, key=lambda rate: rate or 0.0)
     return [[arm for arm in comparisons if arm.rate_rps == rate] for rate in rates]
-
-
-def _at_load(arms: Sequence[ArmComparison]) -> dict[str, Any]:
-    entry = {"load": arms[0].share, "rate_rps": arms[0].rate_rps, "errors": pooled_errors(arms)}
-    return entry | (ranks(arms) if len(arms) > 1 else {})
 
 
 def ranks(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:

@@ -277,7 +277,13 @@ def draw_benefit(data: MethodData) -> Figure | None:
     drawn = {**data.methods, data.baseline: data.entries[data.baseline]}
     unit = style.time_unit(max(entry["ttft_s"]["mean"] for entry in drawn.values()))
     strokes = style.strokes((name, entry["family"]) for name, entry in drawn.items())
-    labels = [_point(ax, name, entry, key, unit.factor, factor, strokes[name]) for name, entry in drawn.items()]
+    labels = []
+    for method, entry in drawn.items():
+        colour, marker = strokes[method].colour, strokes[method].marker
+        x, y = unit.factor * entry["ttft_s"]["mean"], factor * entry[key]["mean"]
+        x_reach, y_reach = _reach(entry["ttft_s"], unit.factor), _reach(entry[key], factor)
+        ax.errorbar(x, y, y_reach, x_reach, fmt=marker, color=colour, markersize=6, elinewidth=0.9)
+        labels.append(Label(x, y, method, colour))
     for arm, text in (
         (data.baseline, "full recompute"),
         (data.without, "no passages"),
@@ -292,13 +298,6 @@ def draw_benefit(data: MethodData) -> Figure | None:
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {direction}")
     place_labels(ax, labels, [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)])
     return figure
-
-
-def _point(ax: Axes, name: str, entry: MethodEntry, key: str, across: float, up: float, stroke: style.Stroke) -> Label:
-    x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
-    x_reach, y_reach = _reach(entry["ttft_s"], across), _reach(entry[key], up)
-    ax.errorbar(x, y, y_reach, x_reach, fmt=stroke.marker, color=stroke.colour, markersize=6, elinewidth=0.9)
-    return Label(x, y, name, stroke.colour)
 
 
 def _bars(entry: MethodEntry, key: str, across: float, up: float) -> Iterator[list[tuple[float, float]]]:

@@ -165,14 +165,14 @@ class PolicyPoint:
 
 def policy_points(points: Sequence[SweepPoint]) -> list[PolicyPoint]:
     """Return the results of the analysis at the points that ran."""
-    return [_point(point, point.summary) for point in points if point.summary is not None]
-
-
-def _point(point: SweepPoint, summary: Mapping[str, Any]) -> PolicyPoint:
-    values = [value for key, value in point.settings.items() if key != BUDGET]
-    panel = " ".join(values) or summary["workload"]["kind"]
-    findings = summary["policies"]
-    return PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"])))
+    found = []
+    for point in points:
+        if point.summary is not None:
+            values = [value for key, value in point.settings.items() if key != BUDGET]
+            panel = " ".join(values) or point.summary["workload"]["kind"]
+            findings = point.summary["policies"]
+            found.append(PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"]))))
+    return found
 
 
 def rule_of(stored: Mapping[str, Any]) -> RuleResult:

@@ -82,29 +82,29 @@ def ratios_table(panels: Sequence[RatioCurves]) -> Table:
         Field("formula_ratio", "SGLang's\nformula", number_format(".2g")),
         Field("formula", "next to\nthe formula", percent_interval),
     )
-    rows = [_row(panel, arm) for panel in panels for arm in panel.curves]
+    rows = []
+    for panel in panels:
+        for arm, curve in panel.curves.items():
+            best = max(curve, key=lambda ratio: curve[ratio].mean)
+            default = min(curve, key=lambda ratio: abs(ratio - panel.default))
+            formula = min(curve, key=lambda ratio: abs(ratio - panel.formula))
+            row = {
+                "panel": panel.panel.replace("_", " "),
+                "arm": arm,
+                "common": panel.common.get(arm),
+                "best_ratio": best,
+                "best": curve[best],
+                "default": curve[default],
+                "formula_ratio": panel.formula,
+                "formula": curve[formula],
+            }
+            rows.append(row)
     notes = (
         "token hit rates; [a, b] = 95 % interval; ratio = bytes of states ÷ bytes of KV; one budget = states and KV "
         "take from the same bytes, without a ratio",
         "SGLang's formula = 5 states of a running request ÷ KV of the mean request; shown is the closest ratio tried",
     )
     return tabulate("state_ratio", "States ÷ KV: one budget or two pools", fields, rows, notes)
-
-
-def _row(panel: RatioCurves, arm: str) -> dict[str, Any]:
-    curve = panel.curves[arm]
-    best = max(curve, key=lambda ratio: curve[ratio].mean)
-    near = {target: min(curve, key=lambda ratio: abs(ratio - target)) for target in (panel.default, panel.formula)}
-    return {
-        "panel": panel.panel.replace("_", " "),
-        "arm": arm,
-        "common": panel.common.get(arm),
-        "best_ratio": best,
-        "best": curve[best],
-        "default": curve[near[panel.default]],
-        "formula_ratio": panel.formula,
-        "formula": curve[near[panel.formula]],
-    }
 
 
 # ------------------------------------------------------------------------------

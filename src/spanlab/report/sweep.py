@@ -126,30 +126,28 @@ def by_axis(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 def sweep_rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
     """Return a row for every arm of every point that ran."""
-    return [
-        _row(point, arm, summary)
-        for point in points
-        if point.summary is not None
-        for arm, summary in point.summary["arms"].items()
-    ]
-
-
-def _row(point: SweepPoint, arm: str, summary: Mapping[str, Any]) -> SweepRow:
-    hits, ttft = token_hit_rate(summary), mean_ttft(summary)
-    return SweepRow(
-        axis=point.axis,
-        value=point.value,
-        arm=arm,
-        family=summary["family"],
-        token_hit_rate=hits.mean,
-        token_hit_rate_low=hits.low,
-        token_hit_rate_high=hits.high,
-        bound=summary["own_bound_tokens"] / (summary["tokens"]["prompt"] or 1),
-        finds=summary["finds"],
-        ttft_mean_s=ttft.mean,
-        ttft_mean_s_low=ttft.low,
-        ttft_mean_s_high=ttft.high,
-    )
+    rows = []
+    for point in points:
+        if point.summary is None:
+            continue
+        for arm, summary in point.summary["arms"].items():
+            hits, ttft = token_hit_rate(summary), mean_ttft(summary)
+            row = SweepRow(
+                axis=point.axis,
+                value=point.value,
+                arm=arm,
+                family=summary["family"],
+                token_hit_rate=hits.mean,
+                token_hit_rate_low=hits.low,
+                token_hit_rate_high=hits.high,
+                bound=summary["own_bound_tokens"] / (summary["tokens"]["prompt"] or 1),
+                finds=summary["finds"],
+                ttft_mean_s=ttft.mean,
+                ttft_mean_s_low=ttft.low,
+                ttft_mean_s_high=ttft.high,
+            )
+            rows.append(row)
+    return rows
 
 
 def footer_of(ran: Sequence[SweepPoint]) -> str:
@@ -262,7 +260,11 @@ class Panel:
                 levels = bounds.setdefault(row.finds, {})
                 value = float(row.value)
                 levels[value] = max(100 * row.bound, levels.get(value, 0.0))
-            ends += [self._draw_bound(finds, levels) for finds, levels in bounds.items()]
+            for finds, levels in bounds.items():
+                x, name = sorted(levels), f"infinite cache:\n{finds}"
+                y = [levels[value] for value in x]
+                self._ax.plot(x, y, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=name)
+                ends.append(_End(name, x[-1], y[-1], style.INK))
         _log_where_wide(self._ax.xaxis, values)
         self._ax.set_xticks(values, [value_text(value) for value in values])
         self._set_limits(self._ax.yaxis)
@@ -284,12 +286,6 @@ class Panel:
         if np.any(reach):
             self._ax.errorbar(x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
         return _End(arm, x[-1], y[-1], stroke.colour)
-
-    def _draw_bound(self, finds: str, levels: Mapping[float, float]) -> _End:
-        x, name = sorted(levels), f"infinite cache:\n{finds}"
-        y = [levels[value] for value in x]
-        self._ax.plot(x, y, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=name)
-        return _End(name, x[-1], y[-1], style.INK)
 
     def _name_end(self, end: _End, height: float, label_height: float) -> None:
         leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}

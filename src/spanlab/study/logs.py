@@ -174,13 +174,12 @@ class StepLog:
 
 def read_steps(path: Path) -> list[LoggedStep]:
     """Read the steps of one run, in order."""
-    return [_parse_line(orjson.loads(line)) for line in path.read_bytes().splitlines()]
-
-
-def _parse_line(line: dict[str, Any]) -> LoggedStep:
-    step_features = StepFeatures(**{name: line[name] for name in StepFeatures._fields})
-    phases = {name: value for name, value in line.items() if name.endswith("_s")}
-    return LoggedStep(_as_tuples(line["key"]), step_features, line["started_ns"], line["ended_ns"], phases)
+    steps = []
+    for line in map(orjson.loads, path.read_bytes().splitlines()):
+        features = StepFeatures(**{name: line[name] for name in StepFeatures._fields})
+        phases = {name: value for name, value in line.items() if name.endswith("_s")}
+        steps.append(LoggedStep(_as_tuples(line["key"]), features, line["started_ns"], line["ended_ns"], phases))
+    return steps
 
 
 def _as_tuples(value: Any) -> Any:

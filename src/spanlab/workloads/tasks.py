@@ -397,13 +397,12 @@ def _published_stories(folder: Path) -> Iterator[Document]:
         numbers = {row["section"]: index for index, row in enumerate(sections)}
         rows = _table(question_table, ("question", "cor_section", "answer1"))
         texts = tuple(row["text"].strip() for row in sections)
-        yield Document(name, texts, tuple(_question_from_table(row, numbers, question_table) for row in rows))
-
-
-def _question_from_table(row: dict[str, str], numbers: dict[str, int], table: Path) -> Question:
-    answers = [row.get(f"answer{number}") or "" for number in range(1, 7)]
-    gold = _fairytaleqa_gold(row["cor_section"], numbers, f"{KEY}={table}")
-    return Question(row["question"].strip(), distinct(answers), gold=gold)
+        asked = []
+        for row in rows:
+            answers = [row.get(f"answer{number}") or "" for number in range(1, 7)]
+            gold = _fairytaleqa_gold(row["cor_section"], numbers, f"{KEY}={question_table}")
+            asked.append(Question(row["question"].strip(), distinct(answers), gold=gold))
+        yield Document(name, texts, tuple(asked))
 
 
 def _fairytaleqa_gold(sections: str, numbers: dict[str, int], location: str) -> tuple[int, ...]:
@@ -433,13 +432,12 @@ _SQUALITY_INSTRUCTION = "Answer the question about the story from the passages, 
 def stories(path: Path, passage_words: int = RAG.passage_words) -> Task:
     """Read the stories of a SQuALITY jsonl as passages of complete sentences; gold passages are unknown."""
     rows = read_jsonl(path, KEY, SQUALITY_EXPECTED)
-    documents = tuple(_squality_document(f"story {number}", row, passage_words) for number, row in enumerate(rows))
-    return Task("squality", "local text", f"SQuALITY stories, {path.name}", _SQUALITY_INSTRUCTION, documents)
-
-
-def _squality_document(name: str, row: JsonRow, passage_words: int) -> Document:
-    passages = split_passages(row.field("document", str), passage_words)
-    return Document(name, tuple(passages), tuple(map(_squality_question, row.rows("questions"))))
+    documents = []
+    for number, row in enumerate(rows):
+        passages = split_passages(row.field("document", str), passage_words)
+        asked = tuple(map(_squality_question, row.rows("questions")))
+        documents.append(Document(f"story {number}", tuple(passages), asked))
+    return Task("squality", "local text", f"SQuALITY stories, {path.name}", _SQUALITY_INSTRUCTION, tuple(documents))
 
 
 def _squality_question(row: JsonRow) -> Question:
@@ -461,16 +459,12 @@ _QUALITY_INSTRUCTION = (
 def articles(path: Path, passage_words: int = text.RAG.passage_words) -> Task:
     """Read the articles of a QuALITY jsonl as passages of complete sentences; gold passages are unknown."""
     rows = read_jsonl(path, reading.KEY, reading.QUALITY_EXPECTED)
-    numbered = enumerate(reading.articles(rows))
-    documents = tuple(_quality_document(f"article {number}", article, passage_words) for number, article in numbered)
-    return Task("quality", "local text", f"QuALITY articles, {path.name}", _QUALITY_INSTRUCTION, documents)
-
-
-def _quality_document(name: str, article: text.Document, passage_words: int) -> Document:
-    assert isinstance(article.body, str), "only text can be split"
-    return Document(
-        name, tuple(split_passages(article.body, passage_words)), tuple(map(_quality_question, article.questions))
-    )
+    documents = []
+    for number, article in enumerate(reading.articles(rows)):
+        assert isinstance(article.body, str), "only text can be split"
+        passages = tuple(split_passages(article.body, passage_words))
+        documents.append(Document(f"article {number}", passages, tuple(map(_quality_question, article.questions))))
+    return Task("quality", "local text", f"QuALITY articles, {path.name}", _QUALITY_INSTRUCTION, tuple(documents))
 
 
 def _quality_question(question: text.Question) -> Question:
