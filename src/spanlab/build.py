@@ -242,12 +242,12 @@ def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Regist
     settings = strategy.placement
     keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
     keys += [(name, {}, {}) for name in settings.also]
-    return [_placer(kind, own_keys, options, facts) for kind, own_keys, options in keys if kind in kinds]
-
-
-def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:
-    placer = PLACEMENTS.make(kind, keys, options, facts=facts)
-    return Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer
+    placers = []
+    for kind, own_keys, options in keys:
+        if kind in kinds:
+            placer = PLACEMENTS.make(kind, own_keys, options, facts=facts)
+            placers.append(Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer)
+    return placers
 
 
 # ------------------------------------------------------------------------------

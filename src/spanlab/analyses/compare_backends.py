@@ -427,7 +427,11 @@ def _compare_arm(finished: Finished, arm: str, jobs: Jobs) -> Iterable[ArmCompar
             job = jobs.job(arm, seed, files)
             predicted.append(_simulate(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
             logs = [files.log(arm, cell) for cell in at_rate if cell.first_repeat == seed]
-            schedule_matches += [_schedule_match(jobs, job, log) for log in logs]
+            for log in logs:
+                # the simulator's steps beside the engine's, with the engine's step times
+                policy = build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests)
+                assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
+                schedule_matches.append(schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients))
         repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.runs.repeats)]
         yield ArmComparison(
             arm=arm,
@@ -463,13 +467,6 @@ def _simulate(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> Del
             reads=build_span_reads(job.strategy),
         )
     return delays(read_records(path))
-
-
-def _schedule_match(jobs: Jobs, job: Job, log: Path) -> ScheduleMatch:
-    """Compare the simulator's steps with the engine's, using the engine's step times."""
-    policy = build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests)
-    assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
-    return schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients)
 
 
 def delays(columns: Columns) -> Delays:

@@ -20,7 +20,7 @@ from spanlab.analyses.plan import (
 from spanlab.analyses.plan_points import APART_NS, Border, Point, geometric
 from spanlab.analyses.state_ratio import SGLANG_DEFAULT, balanced
 from spanlab.model_spec import GIB
-from spanlab.settings.arms import PlacementSettings, Strategy
+from spanlab.settings.arms import PlacementSettings
 from spanlab.settings.server import StoreSettings
 from spanlab.study.prepare import room_gib
 
@@ -286,16 +286,15 @@ def block(planner: Planner) -> SearchResult:
     strategy, total = planner.strategy, planner.study.store.total_gib
     arm_size = strategy.block_size if strategy.pool is None else strategy.pool.block_size
     sizes = sorted({*SIZES, arm_size or SIZES[0]})
-    arms = {size: _with_blocks(strategy, size) for size in sizes}
+    arms = {}
+    for size in sizes:
+        if strategy.pool is None:
+            arms[size] = replace(strategy, block_size=size)
+        else:
+            arms[size] = replace(strategy, pool=replace(strategy.pool, block_size=size))
     points = {
         float(size): replace(planner.study_point, strategy=arm)
         for size, arm in arms.items()
         if total is None or sum(planner.need_gib(arm)) <= total
     }
     return scan(planner, BLOCK_AXIS, points, lambda size: f"a block of {size:g} tokens")
-
-
-def _with_blocks(strategy: Strategy, size: int) -> Strategy:
-    if strategy.pool is None:
-        return replace(strategy, block_size=size)
-    return replace(strategy, pool=replace(strategy.pool, block_size=size))

@@ -318,7 +318,9 @@ class _Arm:
 def serving(finished: Finished) -> Findings:
     """Return metrics of every arm at every load; intervals are over seeds."""
     study = finished.study
-    goals = {name: _goal(vars(limits)) for name, limits in study.analyses.serving.goodput.items()}
+    goals = {}
+    for name, limits in study.analyses.serving.goodput.items():
+        goals[name] = Goal(**{key: math.inf if limit is None else limit for key, limit in vars(limits).items()})
     arms = [arm for name, files in finished.files.items() for arm in _loads(study, name, files, goals)]
     rows = [arm.row for arm in arms]
     title = f"{finished.name} · serving\n{footer(finished)}"
@@ -339,10 +341,6 @@ def _warm(study: Study) -> tuple[str, ...]:
     if study.server.base_url is None or runs == 1 or study.server.reset_path is not None:
         return ()
     return ("the server's cache stayed warm from run to run; server.reset_path=PATH empties it before each",)
-
-
-def _goal(limits: Mapping[str, float | None]) -> Goal:
-    return Goal(**{name: math.inf if limit is None else limit for name, limit in limits.items()})
 
 
 def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -> list[_Arm]:

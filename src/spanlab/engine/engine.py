@@ -332,7 +332,9 @@ class Forwards:
         ]
         tails = self._decode_rows(decodes) if times == 1 else None
         if tails is None:
-            parts += [self._rows_ahead(sequence, times) for sequence in decodes]
+            for sequence in decodes:
+                rows, request_state = self._decode_state_rows(sequence, times), self._request_states[sequence]
+                parts.append(cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop))
             sequences, logits_counts = everyone, all_counts
         states = self._state_rows(chunks, decodes, times)
         prepare = partial(self._prepared, sequences, parts, logits_counts, states)
@@ -401,10 +403,6 @@ class Forwards:
             previous = {} if self._decodes is None else self._decodes.reads
             self._decodes = DecodeRows(sequences, states, self._context, previous)
         return self._decodes.advance(self._packer.outputs)
-
-    def _rows_ahead(self, sequence: ScheduledSequence, times: int) -> QueryRows:
-        rows, request_state = self._decode_state_rows(sequence, times), self._request_states[sequence]
-        return cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop)
 
     # -- alternative answers ------------------------------------------------------------------------------------------
 

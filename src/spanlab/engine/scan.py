@@ -95,7 +95,10 @@ class ChunkScan:
     """A scan of segments, planned once per forward and run for every layer."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> None:
-        widths = [_width(segment) for segment in segments]
+        widths = []
+        for segment in segments:
+            longest = max(stop - start for start, stop in pairwise((segment.start, *segment.stops)))
+            widths.append(next((width for width in WIDTHS if longest <= width), WIDTHS[-1]))
         chunks = {index: list(_chunks(segment, widths[index])) for index, segment in enumerate(segments)}
         ranked = sorted(chunks, key=lambda index: (widths[index], -len(chunks[index])))
         limit = _ROWS_AT_ONCE if device.type == "cpu" else None
@@ -138,11 +141,6 @@ def _chunks(segment: Segment, width: int) -> Iterator[_Chunk]:
         for first in range(start, stop, width):
             last = min(first + width, stop)
             yield _Chunk(first, last, number if last == stop else None)
-
-
-def _width(segment: Segment) -> int:
-    longest = max(stop - start for start, stop in pairwise((segment.start, *segment.stops)))
-    return next((width for width in WIDTHS if longest <= width), WIDTHS[-1])
 
 
 _ARRAYS = 6
@@ -342,20 +340,17 @@ def plan_scan(segments: Sequence[Segment], device: torch.device, send: Send = to
 
 def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send) -> Iterator[_Call]:
     for number in range(max(len(segment.stops) for segment in segments)):
-        rows_of = {
-            index: _rows(segment, number) for index, segment in enumerate(segments) if len(segment.stops) > number
-        }
+        rows_of = {}
+        for index, segment in enumerate(segments):
+            if len(segment.stops) > number:
+                start, stop = list(pairwise((segment.start, *segment.stops)))[number]
+                rows_of[index] = np.arange(start, stop)
         for kernel, single in ((kernels.single, True), (kernels.chunks, False)):
             rows = {index: indexes for index, indexes in rows_of.items() if (len(indexes) == 1) == single}
             if rows:
                 edges = np.cumsum([0, *(len(indexes) for indexes in rows.values())])
                 arrays = [np.concatenate([*rows.values()]), edges, np.array([*rows])]
                 yield _Call(kernel, number, [*rows], *send(arrays, torch.int64, device))
-
-
-def _rows(segment: Segment, number: int) -> np.ndarray:
-    start, stop = list(pairwise((segment.start, *segment.stops)))[number]
-    return np.arange(start, stop)
 
 
 # ------------------------------------------------------------------------------

@@ -396,13 +396,12 @@ def write(tables: Sequence[Table], folder: Path) -> None:
 
 def read(folder: Path) -> dict[str, Table]:
     """Return the tables of a finished run by name."""
-    return {stored["name"]: _table(stored) for stored in orjson.loads((folder / STORED).read_bytes())}
-
-
-def _table(stored: dict[str, Any]) -> Table:
-    rows = tuple(tuple(Cell(**cell) for cell in row) for row in stored["rows"])
-    columns = tuple(Column(**column) for column in stored["columns"])
-    return Table(stored["name"], stored["title"], columns, rows, tuple(stored["notes"]))
+    tables = {}
+    for stored in orjson.loads((folder / STORED).read_bytes()):
+        rows = tuple(tuple(Cell(**cell) for cell in row) for row in stored["rows"])
+        columns = tuple(Column(**column) for column in stored["columns"])
+        tables[stored["name"]] = Table(stored["name"], stored["title"], columns, rows, tuple(stored["notes"]))
+    return tables
 
 
 def html(table: Table) -> str:

@@ -93,16 +93,13 @@ def _values(column: Any) -> NDArray[Any]:
     if not pa.types.is_primitive(column.type):
         objects: NDArray[Any] = column.to_numpy()
         return objects
-    parts = [_numbers(chunk, pa.types.is_boolean(column.type)) for chunk in column.chunks]
+    parts, boolean = [], pa.types.is_boolean(column.type)
+    for chunk in column.chunks:
+        valid, data = chunk.buffers()
+        rows = slice(chunk.offset, chunk.offset + len(chunk))
+        values: NDArray[Any] = (_bits(data) if boolean else np.frombuffer(data, chunk.type.to_pandas_dtype()))[rows]
+        parts.append(values if not chunk.null_count else np.where(_bits(valid)[rows], values, np.nan))
     return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _numbers(chunk: Any, boolean: bool) -> NDArray[Any]:
-    """Return a chunk of a column of numbers or booleans."""
-    valid, data = chunk.buffers()
-    rows = slice(chunk.offset, chunk.offset + len(chunk))
-    values: NDArray[Any] = (_bits(data) if boolean else np.frombuffer(data, chunk.type.to_pandas_dtype()))[rows]
-    return values if not chunk.null_count else np.where(_bits(valid)[rows], values, np.nan)
 
 
 def _bits(buffer: Any) -> NDArray[np.bool_]:

@@ -124,7 +124,15 @@ def alias_chains(count: int, document_words: int, distractors: int = 2, seed: in
     rng = np.random.default_rng(seed)
     mint = WordGenerator(rng)
     filler = tuple(mint.fresh() for _ in range(_FILLER_WORDS))
-    return [_chain(_facts(distractors, mint, rng), document_words, filler, rng) for _ in range(count)]
+    chains = []
+    for _ in range(count):
+        facts = _facts(distractors, mint, rng)
+        order = rng.permutation(len(facts.sentences)).tolist()
+        documents = tuple(_document(facts.sentences[number], document_words, filler, rng) for number in order)
+        prompt = " ".join((*documents, facts.question))
+        vocabulary = tuple(sorted(word for word in {*facts.names, *filler} if word in prompt))
+        chains.append(AliasChain(documents, facts.question, facts.answer, order.index(0), order.index(1), vocabulary))
+    return chains
 
 
 def _facts(distractors: int, mint: WordGenerator, rng: np.random.Generator) -> _Facts:
@@ -146,14 +154,6 @@ def _facts(distractors: int, mint: WordGenerator, rng: np.random.Generator) -> _
         answer=str(numbers[0]),
         names=(unit, *(name for pair in names_and_aliases for name in pair)),
     )
-
-
-def _chain(facts: _Facts, document_words: int, filler: tuple[str, ...], rng: np.random.Generator) -> AliasChain:
-    order = rng.permutation(len(facts.sentences)).tolist()
-    documents = tuple(_document(facts.sentences[number], document_words, filler, rng) for number in order)
-    prompt = " ".join((*documents, facts.question))
-    vocabulary = tuple(sorted(word for word in {*facts.names, *filler} if word in prompt))
-    return AliasChain(documents, facts.question, facts.answer, order.index(0), order.index(1), vocabulary)
 
 
 def _document(fact: str, length: int, filler: tuple[str, ...], rng: np.random.Generator) -> str:

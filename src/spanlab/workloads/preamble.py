@@ -120,7 +120,10 @@ class Preamble:
     def line(self) -> str:
         """Return a description of the preambles for the provenance."""
         parts = [f"{self.none.share:.4g} none"] if self.none.share else []
-        parts += [_describe(name, texts) for name, texts in self.texts().items() if texts.share]
+        for name, texts in self.texts().items():
+            if texts.share:
+                count = f" of {texts.count}" if isinstance(texts, CountedPreambles) else ""
+                parts.append(f"{texts.share:.4g} {name}{count} ({texts.length:,} tokens)")
         return f"preambles by share: {', '.join(parts)}, seed {self.seed}"
 
 
@@ -194,11 +197,6 @@ def _spans(
 def _fresh_ids(workload: Workload) -> WritePreamble:
     ids = FreshIds.above(workload.requests)
     return lambda preamble_id, texts: ids.take(texts.length)
-
-
-def _describe(name: str, texts: PreambleText) -> str:
-    count = f" of {texts.count}" if isinstance(texts, CountedPreambles) else ""
-    return f"{texts.share:.4g} {name}{count} ({texts.length:,} tokens)"
 
 
 def _check(key: str, texts: PreambleText) -> None:

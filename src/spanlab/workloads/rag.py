@@ -121,7 +121,9 @@ def local_passages(path: Path, tokenizer: str | Path | None = None, cache_dir: P
     Retrieval draws from the rows; they are not served themselves.
     """
     rows = read_jsonl(path, KEY, QUALITY_EXPECTED)
-    documents = [_without_options(document) for document in articles(rows)]
+    documents = []
+    for document in articles(rows):  # with open questions: a query to a search engine has no options
+        documents.append(Document(document.body, tuple(_open_question(question) for question in document.questions)))
     check_not_empty(NAME, documents)
     tokenizer_file = find_tokenizer(tokenizer)
     key = cache_key(NAME, documents, RAG, tokenizer_file.sha256)
@@ -151,11 +153,6 @@ def encode_passages(documents: Sequence[Document], layout: PassagesLayout, token
         np.array([reusable for _, reusable in flags], dtype=bool),
         tuple(Row(group, used, _output_len(question, tokens), question.answer) for group, used, question in drafts),
     )
-
-
-def _without_options(document: Document) -> Document:
-    """Return the document with open questions, because a query to a search engine has no options."""
-    return Document(document.body, tuple(_open_question(question) for question in document.questions))
 
 
 def _open_question(question: Question) -> Question:

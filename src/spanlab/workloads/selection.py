@@ -302,13 +302,22 @@ def arranged(workload: Workload, arrangement: Arrangement, joints: Joints) -> Wo
     """Return the workload with documents and questions arranged; ValueError unless each prompt has one document."""
     if arrangement.is_plain:
         return workload
-    prompts = [_prompt(request, arrangement, workload.name) for request in workload.requests]
+    prompts = []
+    for request in workload.requests:
+        index = _document_index(request, arrangement.key(), workload.name)
+        question = np.concatenate([span.tokens for span in request.spans[index + 1 :]])
+        prompts.append(_Prompt(request.spans[:index], request.spans[index], question))
     documents, numbers_of_prompts = _distinct([prompt.document for prompt in prompts])
     if arrangement.documents > len(documents):
         raise ValueError(
             f"{arrangement.key()}: expected at most {len(documents)}, the documents of {workload.name} that are served"
         )
-    separated = [_with_separator(document, arrangement, joints) for document in documents]
+    separated = []
+    for document in documents:
+        tokens = np.concatenate([document.tokens, joints.separator])
+        # several documents in a prompt are independent of their order
+        independent = document.independent or arrangement.documents > 1
+        separated.append(replace(document, ids=tokens, independent=independent))
     choices = _draw_documents(numbers_of_prompts, len(documents), arrangement)
     requests = [
         replace(request, spans=_arrangement_spans(prompt, [separated[index] for index in numbers], arrangement, joints))
@@ -333,12 +342,6 @@ def with_independent_documents(workload: Workload, independent: bool | None) -> 
         replace(request, spans=tuple(marked.get(id(span), span) for span in request.spans)) for request, _ in positions
     ]
     return workload.with_requests(requests, f"documents {'independent' if independent else 'ordered'}")
-
-
-def _prompt(request: Request, arrangement: Arrangement, name: str) -> _Prompt:
-    index = _document_index(request, arrangement.key(), name)
-    question = np.concatenate([span.tokens for span in request.spans[index + 1 :]])
-    return _Prompt(request.spans[:index], request.spans[index], question)
 
 
 def _document_index(request: Request, key: str, name: str) -> int:
@@ -380,12 +383,6 @@ def _draw_documents(question_documents: Sequence[int], available: int, arrangeme
     return drawn
 
 
-def _with_separator(document: Span, arrangement: Arrangement, joints: Joints) -> Span:
-    """Return the document with its separator; several documents in a prompt are independent of their order."""
-    tokens = np.concatenate([document.tokens, joints.separator])
-    return replace(document, ids=tokens, independent=document.independent or arrangement.documents > 1)
-
-
 def _arrangement_spans(
     prompt: _Prompt, documents: list[Span], arrangement: Arrangement, joints: Joints
 ) -> tuple[Span, ...]:
@@ -416,16 +413,12 @@ def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Wor
     ids = FreshIds.above(existing)
     groups = 1 + max(request.group_id for request in existing)
     chosen = draw.integers(len(existing), size=count).tolist()
-    novel = [
-        _novel_request(existing[index], len(existing) + number, groups + number, ids)
-        for number, index in enumerate(chosen)
-    ]
+    novel = []
+    for number, index in enumerate(chosen):
+        # with the lengths of an existing request, of which it shares only the opening spans
+        request, id = existing[index], len(existing) + number
+        first = next((at for at, span in enumerate(request.spans) if span.independent), len(request.spans))
+        renewed = [replace(span, ids=ids.take(len(span.ids))) for span in request.spans[first:]]
+        spans: tuple[Span, ...] = (*request.spans[:first], *renewed)
+        novel.append(replace(request, id=id, group_id=groups + number, spans=spans, answer=None, gold=()))
     return workload.with_requests((*existing, *novel), f"{count} novel requests, whose passages no other one has")
-
-
-def _novel_request(request: Request, id: int, group: int, ids: FreshIds) -> Request:
-    """Return a request with the lengths of another one, of which it shares only the opening spans."""
-    first = next((index for index, span in enumerate(request.spans) if span.independent), len(request.spans))
-    renewed = [replace(span, ids=ids.take(len(span.ids))) for span in request.spans[first:]]
-    spans: tuple[Span, ...] = (*request.spans[:first], *renewed)
-    return replace(request, id=id, group_id=group, spans=spans, answer=None, gold=())

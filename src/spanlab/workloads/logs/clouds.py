@@ -165,13 +165,13 @@ def _body_of(row: Row) -> Mapping[str, Any] | None:
         return {"prompt": body["inputText"]}
     if isinstance(body.get("message"), str):  # of Cohere
         before = body.get("chat_history") or []
-        messages = [_turn(turn) for turn in before if isinstance(turn, dict)]
+        messages = []
+        for turn in before:
+            if isinstance(turn, dict):
+                role = str(turn.get("role", "")).lower()
+                role = "assistant" if role == "chatbot" else role or "user"
+                messages.append({"role": role, "content": turn.get("message") or ""})
         front = {"system": body["preamble"]} if isinstance(body.get("preamble"), str) else {}
         beside = {key: body[key] for key in ("tools", "documents") if isinstance(body.get(key), list)}
         return front | beside | {"messages": [*messages, {"role": "user", "content": body["message"]}]}
     return None
-
-
-def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    role = str(turn.get("role", "")).lower()
-    return {"role": "assistant" if role == "chatbot" else role or "user", "content": turn.get("message") or ""}
