@@ -380,20 +380,16 @@ def spread(centres: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[
 
     All are shares of a panel's height; labels may exceed the panel by `_OVERHANG` above and below.
     """
+    from scipy.optimize import isotonic_regression
+
     order = np.argsort(centres, kind="stable")
     sizes = sizes[order] * min(1.0, (1 + 2 * _OVERHANG) / sizes.sum())
     apart = np.concatenate([[0.0], np.cumsum((sizes[1:] + sizes[:-1]) / 2)])
     # ordered least squares: isotonic regression of the centres minus the distances between labels
-    free = np.clip(_isotonic(centres[order] - apart), -_OVERHANG, 1 + _OVERHANG - apart[-1])
+    free = np.clip(isotonic_regression(centres[order] - apart).x, -_OVERHANG, 1 + _OVERHANG - apart[-1])
     spread_centres = np.empty_like(free)
     spread_centres[order] = free + apart
     return spread_centres
-
-
-def _isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    from scipy.optimize import isotonic_regression
-
-    return np.asarray(isotonic_regression(values).x)
 
 
 # ------------------------------------------------------------------------------
