@@ -386,7 +386,9 @@ def spread(centres: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[
     sizes = sizes[order] * min(1.0, (1 + 2 * _OVERHANG) / sizes.sum())
     apart = np.concatenate([[0.0], np.cumsum((sizes[1:] + sizes[:-1]) / 2)])
     # ordered least squares: isotonic regression of the centres minus the distances between labels
-    free = np.clip(isotonic_regression(centres[order] - apart).x, -_OVERHANG, 1 + _OVERHANG - apart[-1])
+    free: NDArray[np.float64] = np.clip(
+        isotonic_regression(centres[order] - apart).x, -_OVERHANG, 1 + _OVERHANG - apart[-1]
+    )
     spread_centres = np.empty_like(free)
     spread_centres[order] = free + apart
     return spread_centres
