@@ -188,14 +188,11 @@ def assess(runs: Sequence[Run], utilisation: float | None = None) -> Stationarit
         warmup = mser5(np.mean(series, axis=0))
     overloaded = utilisation is not None and utilisation >= 1
     growing = drift is not None and drift.p < ALPHA
-    verdict = SATURATED if overloaded or growing or _at_once(runs) else _settled(runs, warmup)
+    # several requests that come at one time, all of them: no rate, and no steady state
+    at_once = any(len(run.arrived_s) > 1 and np.ptp(run.arrived_s) == 0 for run in runs)
+    verdict = SATURATED if overloaded or growing or at_once else _settled(runs, warmup)
     p, rate_rps = (drift.p, drift.rate_rps) if drift else (None, None)
     return Stationarity(verdict, p, rate_rps, warmup)
-
-
-def _at_once(runs: Sequence[Run]) -> bool:
-    """Whether several requests come, all of them at one time: no rate, and no steady state."""
-    return any(len(run.arrived_s) > 1 and np.ptp(run.arrived_s) == 0 for run in runs)
 
 
 def _settled(runs: Sequence[Run], warmup: int | None) -> str:

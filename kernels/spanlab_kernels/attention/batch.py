@@ -80,11 +80,12 @@ def flatten(groups: Sequence[Group]) -> GroupArrays:
     spans = [
         (span.index, span.length, span.position, span.pages[0], span.offset) for group in groups for span in group.spans
     ]
+    shifts = [[0] * len(group.query_index) if group.query_shift is None else group.query_shift for group in groups]
     return GroupArrays(
         np.array([len(group.query_index) for group in groups], np.int64),
         np.array([len(group.spans) for group in groups], np.int64),
         concatenated([group.query_index for group in groups]),
-        concatenated([_shifts(group) for group in groups]),
+        concatenated(shifts),
         Spans(*np.array(spans, np.int64).reshape(-1, len(Spans._fields)).T),
     )
 
@@ -124,10 +125,6 @@ def check_group(group: Group, page_size: int) -> None:
             raise ValueError(f"pages of {place} must be {needed}, not {len(span.pages)}.")
         if min(span.pages) < 0:
             raise ValueError(f"pages of a span must not be negative, as {min(span.pages)} is.")
-
-
-def _shifts(group: Group) -> Sequence[int] | Numbers:
-    return [0] * len(group.query_index) if group.query_shift is None else group.query_shift
 
 
 ALIGNED = 4  # int32 numbers in 16 bytes: Triton compiles one kernel more for every pointer that is not so aligned

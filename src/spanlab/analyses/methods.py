@@ -91,8 +91,10 @@ def read_answers(finished: Finished, questions: Sequence[Request], arm: str, fil
     (run,) = [run for run in files.finished() if run["seed"] == cell.seed and run["rate_rps"] == cell.rate_rps]
     outputs_path = files.outputs(arm, cell)
     scored = study.engine.record == "scores"
-    scores = _scores(questions, read_scores(outputs_path)) if scored else {}
+    scores: dict[str, Floats] = {}
     if scored:
+        by_request = read_scores(outputs_path)
+        scores = {name: np.array([by_request[request.id][name] for request in questions]) for name in SCORES}
         options = read_options(outputs_path)
         wrong = [min(options.get(request.id, ()), default=np.nan) for request in questions]
         right = {"likeliest": np.where(np.isnan(wrong), np.nan, scores["nll"] < wrong)}
@@ -131,10 +133,6 @@ def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, ND
         names = np.array([f"{values.min():,} to {values.max():,}" if len(values) else "" for values in members])
         buckets["tokens of the gold passage"] = names[third]
     return buckets
-
-
-def _scores(questions: Sequence[Request], scores: dict[int, dict[str, float]]) -> dict[str, Floats]:
-    return {name: np.array([scores[request.id][name] for request in questions]) for name in SCORES}
 
 
 def _right(finished: Finished, questions: Sequence[Request], outputs: Outputs) -> dict[str, Floats]:

@@ -307,9 +307,9 @@ _CUT = 4  # times the median: longer bars end there, with their length as a numb
 def draw_prefill_parts(data: PrefillData) -> Figure | None:
     """Draw stacked medians of requests that reuse at least half of their prompt, and a mark at their bound."""
     longest = data.lengths()[-1]
-    entries = [
-        entry for entry in data.entries if entry["prompt_tokens"] == longest and entry["parts_s"] and _reuses(entry)
-    ]
+    entries = [entry for entry in data.entries if entry["prompt_tokens"] == longest and entry["parts_s"]]
+    # the long bars of entries that reuse less would hide the others
+    entries = [entry for entry in entries if entry["token_hit_rate"] >= 0.5]
     if not entries:
         return None
     names = [f"{entry['arm']}: {data.name(entry)}" for entry in entries]
@@ -329,11 +329,6 @@ def draw_prefill_parts(data: PrefillData) -> Figure | None:
     style.label(ax, f"TTFT, medians of its parts ({unit.name})")
     style.legend_right(ax)
     return figure
-
-
-def _reuses(entry: Entry) -> bool:
-    """Whether at least half of the prompt is reused; the long bars of other entries would hide these."""
-    return bool(entry["token_hit_rate"] >= 0.5)
 
 
 def _draw_bars(ax: Axes, entries: list[Entry], factor: float) -> None:

@@ -65,16 +65,15 @@ def gaps_s(paths: Paths, arrived_ns: Ints) -> Floats:
 
 def expiring_reuse(paths: Paths, arrived_ns: Ints, expiry: Expiry) -> ExpiringReuse:
     """Return what requests find that arrive at these times; a prompt is stored from its arrival on."""
-    is_alive = _refreshed(paths, arrived_ns, expiry) if expiry.refreshes else _created(paths, arrived_ns, expiry)
+    if expiry.refreshes:
+        is_alive = gaps_s(paths, arrived_ns) * NS <= expiry.ttl_ns
+    else:
+        is_alive = _created(paths, arrived_ns, expiry)
     prompt, seen = paths.prompt_tokens, paths.seen_tokens
     alive = paths.per_request(np.where(is_alive, paths.tokens[paths.nodes], 0))
     usable = np.minimum(alive, np.maximum(prompt - 1, 0)) // expiry.unit * expiry.unit
     reused = np.where((prompt < expiry.least) | (usable < expiry.least), 0, usable)
     return ExpiringReuse(reused, seen - alive, alive - reused, prompt - seen)
-
-
-def _refreshed(paths: Paths, arrived_ns: Ints, expiry: Expiry) -> Flags:
-    return gaps_s(paths, arrived_ns) * NS <= expiry.ttl_ns
 
 
 def _created(paths: Paths, arrived_ns: Ints, expiry: Expiry) -> Flags:

@@ -139,11 +139,9 @@ _FAMILIES = {"image": "image", "audio": "audio", "video": "video"}
 def _either(piece: Mapping[str, Any], name: str) -> Any:
     """Return a field whose name has capitals or underscores."""
     value = piece.get(name)
-    return piece.get(_with_underscores(name)) if value is None else value
-
-
-def _with_underscores(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+    if value is None:
+        value = piece.get("".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
+    return value
 
 
 def system_of_gemini(body: Mapping[str, Any]) -> Any:
