@@ -165,8 +165,8 @@ def as_settings(config: DictConfig) -> object:
     schema = schema_of(config)
     load_plugins(OmegaConf.select(config, "plugins") or ())
     _check_section("", OmegaConf.to_container(config, resolve=True), schema)
-    if (own := next((key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None)) is not None:
-        _set_types(config, own.name, hints_of(schema)[own.name])
+    if (section := next((key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None)) is not None:
+        _set_types(config, section.name, hints_of(schema)[section.name])
     settings: Any = OmegaConf.to_object(config)
     refuse_unknown_keys(settings)
     if type(settings) is schema:  # else it is an object of the class that `open_schema` made of it
