@@ -50,6 +50,15 @@ def test_requests_that_the_baseline_lacks_are_left_out():
     assert warm["speedup"]["mean"] == 2.0
 
 
+def test_plain_transformers_are_compared_on_the_same_requests():
+    plain, fast = arm("none", [3.0, 9.0, 5.0], [0, 1, 2]), arm("fast", [2.0, 1.0, 4.0], [0, 2, 1])
+    entries = prefill_entries([fast], LABELS, "none", plain)
+    assert (entry(entries, "fast", "cold")["plain_s"], entry(entries, "fast", "warm")["plain_s"]) == (3.0, 7.0)
+    assert entry(entries, "fast", "warm")["over_plain"]["mean"] == pytest.approx(14 / 5)
+    lacking = prefill_entries([fast], LABELS, "none", arm("none", [3.0], [0]))
+    assert (entry(lacking, "fast", "warm")["plain_s"], entry(lacking, "fast", "warm")["over_plain"]) == (None, None)
+
+
 def test_without_a_baseline_there_are_no_ratios():
     (cold, _) = prefill_entries([arm("fast", [2.0, 1.0, 1.0], [0, 1, 2])], LABELS, "none")
     assert cold["speedup"] is None

@@ -30,6 +30,8 @@ def entry(arm: str, kind: str, length: float, reused: float = 0.0, states: float
         "logit_gap": None,
         "speedup": None if arm == "none" else {"mean": fast, "low": 0.8 * fast, "high": 1.3 * fast},
         "ratio_of_bounds": None if arm == "none" else fast,
+        "plain_s": None,
+        "over_plain": None,
     }
 
 

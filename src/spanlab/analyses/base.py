@@ -22,7 +22,7 @@ from spanlab.report.table import Page, Table, facts_of, print_tables, tracker_ro
 from spanlab.settings.server import SERVER
 from spanlab.settings.study import Study
 from spanlab.stats import SATURATED, TOO_SHORT, UNSETTLED, describe_few
-from spanlab.study.bounds import ArmResult, describe_beaten
+from spanlab.study.bounds import ArmFailure, ArmResult, describe_beaten
 from spanlab.study.executor import Executor
 from spanlab.study.folder import CONFIG, printed
 from spanlab.study.machine import EngineFacts, Noise
@@ -67,6 +67,7 @@ class Finished:
     files     files of each arm that completed
     results   summaries of these files; present where an analysis needs ARMS
     failed    the error of each arm that failed, by arm
+    plain     files of the requests in plain transformers, or why they failed; None where no analysis reads them
     facts     device of the engine; None for a simulation
     noise     noise of the engine's machine; None for a simulation
     profile   timing model that predicts the engine; None where no analysis reads it
@@ -82,6 +83,7 @@ class Finished:
     files: Mapping[str, ArmFiles]
     results: list[ArmResult]
     failed: dict[str, str]
+    plain: ArmFiles | ArmFailure | None
     facts: EngineFacts | None
     noise: Noise | None
     profile: Profile | None

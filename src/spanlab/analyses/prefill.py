@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,10 @@ from spanlab.report.table import (
     with_ends,
     word,
 )
-from spanlab.settings.analyses import ANALYSES, LABELS, REPEAT, Analysis
+from spanlab.settings.analyses import ANALYSES, LABELS, PLAIN, REPEAT, Analysis
 from spanlab.settings.study import Study
-from spanlab.study.bounds import family
-from spanlab.study.jobs import run_cells
+from spanlab.study.bounds import ArmFailure, family
+from spanlab.study.jobs import repeated_arm, run_cells
 from spanlab.study.logs import LoggedStep, read_steps
 from spanlab.study.numbers import ArmFiles, Columns, RunCell, at_rate, read_outputs, read_records, select
 from spanlab_sim.bounds import Bound
@@ -157,6 +158,8 @@ _NOTES = (
     "copy rate, for what the requests computed and moved",
     "speedup = summed TTFT of {baseline} ÷ summed TTFT of the arm on the same requests; [a, b] = 95 % interval; ratio "
     "of bounds = the same of both bounds, which bounds no speedup: a baseline far from its own bound exceeds it",
+    "TTFT in transformers = the same prompts without a cache and without our engine: one forward each, with torch's "
+    "fused attention, between the runs of the arms; the speedup over it is of the same requests",
     "logits apart = largest |difference| of a first token's logits to those of {baseline} on the same prompt",
 )
 
@@ -182,6 +185,8 @@ _FIELDS = (
     Field("bound_s", "its\nbound", seconds, keep=3, empty=_NONE),
     Field("of_bound", "bound ÷\nTTFT", percent, keep=3, empty=_NONE),
     *with_ends(Field("speedup", "speedup\nof TTFT", ratio_interval, keep=1, empty=_NONE)),
+    Field("plain_s", "TTFT in\ntransformers", seconds, keep=2, empty=_NONE),
+    *with_ends(Field("over_plain", "speedup\nover it", ratio_interval, keep=2, empty=_NONE)),
     Field("logit_gap", "logits\napart", number_format(".1e"), keep=5, empty=_NONE),
     Field("ratio_of_bounds", "ratio of\nbounds", ratio, keep=2, empty=_NONE),
 )
@@ -194,8 +199,10 @@ def prefill_table(entries: Sequence[PrefillRow], labels: Sequence[str], baseline
         for label in labels
     ]
     fields = (Field("arm", "arm", word, left=True), *names, *_FIELDS)
-    templates = _NOTES if any(entry["logit_gap"] for entry in entries) else _NOTES[:-1]
-    notes = [note.format(baseline=baseline) for note in templates]
+    *always, of_plain, of_gap = _NOTES
+    always += [of_plain] if any(entry["plain_s"] for entry in entries) else []
+    always += [of_gap] if any(entry["logit_gap"] for entry in entries) else []
+    notes = [note.format(baseline=baseline) for note in always]
     return tabulate("prefill", "Time to first token by kind of request", fields, entries, notes)
 
 
@@ -542,14 +549,16 @@ def compare_prefills(finished: Finished) -> Findings:
     base = finished.files.get(study.runs.baseline)
     logits = read_logits(study, study.runs.baseline, base) if base and finished.facts else None
     arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
-    entries = prefill_entries(
-        arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.runs.baseline
-    )
+    named = labels or {"request": ("all",) * len(finished.workload.requests)}
+    plain = finished.plain
+    beside = read_prefills(study, repeated_arm(study), plain, None) if isinstance(plain, ArmFiles) else None
+    entries = prefill_entries(arms, named, study.runs.baseline, beside)
     if finished.noise_sentence("speedups"):
-        entries = [entry | {"speedup": None} for entry in entries]
-    return _findings(
-        entries, list(labels or {"request": ()}), study.runs.baseline, f"{finished.name} · {footer(finished)}"
-    )
+        entries = [entry | {"speedup": None, "over_plain": None} for entry in entries]
+    findings = _findings(entries, list(named), study.runs.baseline, f"{finished.name} · {footer(finished)}")
+    if isinstance(plain, ArmFailure):
+        return replace(findings, caveats=(f"no times of plain transformers: {plain.sentence}",))
+    return findings
 
 
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
@@ -584,4 +593,6 @@ def _check(study: Study) -> None:
         raise ValueError(f"analyses=prefill with arrivals.clients={clients}: expected arrivals=closed_loop with 1")
 
 
-ANALYSES.add(Analysis("prefill", compare_prefills, needs=(REPEAT, LABELS), check=_check, of_points=prefills_of_points))
+ANALYSES.add(
+    Analysis("prefill", compare_prefills, needs=(REPEAT, LABELS, PLAIN), check=_check, of_points=prefills_of_points)
+)

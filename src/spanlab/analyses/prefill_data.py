@@ -88,11 +88,15 @@ class Pairs:
 
 
 def prefill_entries(
-    arms: Sequence[ArmPrefills], labels: Mapping[str, Sequence[Label]], baseline: str
+    arms: Sequence[ArmPrefills],
+    labels: Mapping[str, Sequence[Label]],
+    baseline: str,
+    plain: ArmPrefills | None = None,
 ) -> list[dict[str, Any]]:
     """Return one entry per arm and combination of labels, in the order of the workload's requests.
 
     `labels`  label values of every request of the workload, by label and number of the request
+    `plain`   the same requests in plain transformers; None where they did not run
     """
     names = list(labels)
     combinations = list(dict.fromkeys(zip(*labels.values(), strict=True)))
@@ -106,7 +110,7 @@ def prefill_entries(
             rows = np.flatnonzero(of_request[arm.request] == index)
             if len(rows):
                 labels_entry = {"arm": arm.arm, "family": arm.family, **dict(zip(names, combination, strict=True))}
-                entries.append(labels_entry | _entry(arm, rows, base))
+                entries.append(labels_entry | _entry(arm, rows, base) | _beside(arm, rows, plain))
     return entries
 
 
@@ -140,6 +144,18 @@ def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | No
             "ratio_of_bounds": None if bounds is None else bounds["mean"],
         }
     return entry | ratios
+
+
+def _beside(arm: ArmPrefills, rows: NDArray[np.int64], plain: ArmPrefills | None) -> dict[str, Any]:
+    """Return the median time of the same requests in plain transformers, and the speedup over it."""
+    if plain is None:
+        return {"plain_s": None, "over_plain": None}
+    pairs = Pairs.of(arm, plain, rows)
+    same = plain.ttft_s[pairs.baseline_rows]
+    return {
+        "plain_s": float(np.median(same)) if len(same) else None,
+        "over_plain": pairs.ratio(plain.ttft_s, arm.ttft_s),
+    }
 
 
 def quartiles(values: Floats) -> dict[str, float]:

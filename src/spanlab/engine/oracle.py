@@ -52,10 +52,15 @@ class DenseRun:
 
 
 def eager_twin(model: SpanModel) -> PreTrainedModel:
-    """A copy of the model with transformers' eager attention that shares the weights; `model` is unchanged."""
+    """A copy of the model with transformers' eager attention, which takes any mask; see `twin_of`."""
+    return twin_of(model, "eager")
+
+
+def twin_of(model: SpanModel, attention: str) -> PreTrainedModel:
+    """A copy of the model with an attention of transformers that shares the weights; `model` is unchanged."""
     tensors = chain(model.hf.parameters(), model.hf.buffers())
     twin = copy.deepcopy(model.hf, {id(tensor): tensor for tensor in tensors})
-    twin.set_attn_implementation("eager")
+    twin.set_attn_implementation(attention)
     return twin
 
 

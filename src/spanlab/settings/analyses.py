@@ -25,12 +25,13 @@ from spanlab.settings.server import check_address
 #: MEASURED  runs on an engine
 #: LABELS    the labels of the workload's requests
 #: FLOOR     a run of the baseline with other chunk sizes: the noise of its numerics
+#: PLAIN     in engine studies, a run of the same requests in plain transformers, without a cache
 #: TOKENS    the gaps between output tokens
 #: LOG       a log, which the analysis reads itself; the study serves no request
 #: POINTS    runs with other settings, which the analysis submits to the study's executor; the study
 #:           runs no arm itself
-ARMS, REPEAT, MEASURED, LABELS, TOKENS, FLOOR = (
-    "arms", "repeat", "measured", "labels", "tokens", "floor",
+ARMS, REPEAT, MEASURED, LABELS, TOKENS, FLOOR, PLAIN = (
+    "arms", "repeat", "measured", "labels", "tokens", "floor", "plain",
 )  # fmt: skip
 LOG, POINTS = "log", "points"
 

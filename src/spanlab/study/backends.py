@@ -27,6 +27,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.step import ScheduledStep, StepResult
 from spanlab.records import Record, RunRow
+from spanlab.settings.analyses import PLAIN
 from spanlab.settings.study import Study
 from spanlab.study.jobs import Backend, Job, RunLogs, Running, warm_requests
 from spanlab.study.logs import StepLog
@@ -115,6 +116,13 @@ class RealEngine(Backend):
         return build_model(self._study) if self._shared is None else self._shared.model
 
     @functools.cached_property
+    def _plain(self) -> Any:
+        """The same weights as a model of transformers with torch's fused attention."""
+        from spanlab.engine.oracle import twin_of
+
+        return twin_of(self.model, "sdpa")
+
+    @functools.cached_property
     def _fixed(self) -> FixedStep:
         return FixedStep(self._study.model, self._study.engine, self.model)
 
@@ -133,13 +141,16 @@ class RealEngine(Backend):
         """Serve a few requests with every arm of the study from an empty cache, without records or logs."""
         study, selected = self._study, warm_requests(requests)
         longest = max(request.num_tokens for request in requests)
-        for arm in study.chosen():
-            job = Job(study.arms[arm], selected, study.batch, 0, None, 0, longest, 0, Path(os.devnull))
+        of_run = selected, study.batch, 0, None, 0, longest, 0, Path(os.devnull)
+        jobs = [Job(study.arms[arm], *of_run) for arm in study.chosen()]
+        jobs += [jobs[0].in_plain_transformers()] if study.needs(PLAIN) else []
+        for job in jobs:
             deque(self._serve(job, lambda record: None, "virtual"), maxlen=0)
             release_memory()
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> Running:
         from spanlab.engine.outputs import Recording, Scorer
+        from spanlab.engine.plain import PlainForward
 
         policy = build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
         assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
@@ -149,8 +160,13 @@ class RealEngine(Backend):
             scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
         recording = Recording(self._study.engine.record, scorer)
         callbacks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
-        engine = build_engine(self._study, job.strategy, self.model, policy, requests, **callbacks)
+        engine = (
+            PlainForward(self._plain)
+            if job.plain
+            else build_engine(self._study, job.strategy, self.model, policy, requests, **callbacks)
+        )
         if job.touched:
+            assert not isinstance(engine, PlainForward), "calibrations run arms alone"
             _touch_memory(
                 engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
             )

@@ -127,6 +127,7 @@ class Job:
     `clients`     maximum number of requests in flight; None: no limit
     `seen`        longest seen prefix of each request by id; None where the order of arrival follows from the run
     `touched`     memory of KV and states is touched before the run, as in a store that has been full once
+    `plain`       the engine's model runs as transformers runs it, without a cache
     """
 
     strategy: Strategy
@@ -149,6 +150,12 @@ class Job:
     clients: int | None = None
     seen: Mapping[int, int] | None = None
     touched: bool = False
+    plain: bool = False
+
+    def in_plain_transformers(self) -> Job:
+        """Return this job in plain transformers, which records times alone."""
+        without = Strategy(family="none", keep=False)
+        return replace(self, strategy=without, outputs=None, teacher=None, logits=None, trace=None, plain=True)
 
 
 class Jobs:
@@ -258,6 +265,7 @@ class Task:
     `last`        no task of this row follows
     `calibrates`  the cells belong to the study's calibration
     `rules`       batch limits of a step; None: those of the study
+    `plain`       the cells run in plain transformers
     """
 
     row: int
@@ -267,6 +275,7 @@ class Task:
     last: bool = True
     calibrates: bool = False
     rules: BatchRules | None = None
+    plain: bool = False
 
 
 def run_cells(study: Study, arm: str) -> list[RunCell]:
@@ -326,6 +335,8 @@ def _run_cell(
         progress(1)
 
     job = runtime.jobs.job(task.arm, cell, task.files, task.rules)
+    if task.plain:
+        job = job.in_plain_transformers()
     row = asdict((yield from runtime.backend.run(job, write)))
     if row.get("replicas") == []:
         del row["replicas"]
@@ -436,6 +447,7 @@ class Row:
     `is_repeat`   the repeated baseline
     `calibrates`  the cells are calibration shapes, not the study's requests
     `rules`       batch limits of its steps; None: those of the study
+    `plain`       the arm's requests run in plain transformers
     """
 
     name: str
@@ -445,6 +457,7 @@ class Row:
     is_repeat: bool = False
     calibrates: bool = False
     rules: BatchRules | None = None
+    plain: bool = False
 
     def is_unfinished(self) -> bool:
         """Whether any cell is unfinished."""
@@ -482,7 +495,8 @@ def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
 
 
 def _task(rows: Sequence[Row], row: Row, cells: tuple[RunCell, ...]) -> Task:
-    return Task(rows.index(row), row.arm, row.files, cells, calibrates=row.calibrates, rules=row.rules)
+    number = rows.index(row)
+    return Task(number, row.arm, row.files, cells, True, row.calibrates, row.rules, row.plain)
 
 
 def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
@@ -494,10 +508,11 @@ def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
     (repeat,) = (row for row in rows if row.is_repeat)
     order: list[Row] = []
     for round_index in range(max(len(row.cells) for row in rows)):
-        others = [row for row in rows if row.arm != repeat.arm and round_index < len(row.cells)]
+        in_round = [row for row in rows if round_index < len(row.cells)]
+        ends = [row for row in in_round if row.arm == repeat.arm and not row.plain]
+        others = [row for row in in_round if row not in ends]
         random = np.random.default_rng([study.runs.seeds[0], round_index])
         middle = [others[index] for index in random.permutation(len(others)).tolist()]
-        ends = [row for row in rows if row.arm == repeat.arm and round_index < len(row.cells)]
         first, last = (ends[:1], ends[1:]) if round_index % 2 == 0 else (ends[1:], ends[:1])
         order += [*first, *middle, *last]
     remaining = {row.name: iter(row.cells) for row in rows}

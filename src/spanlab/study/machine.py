@@ -26,7 +26,7 @@ from spanlab.records import delays_of
 from spanlab.report.data import StudyData
 from spanlab.settings.arms import Strategy
 from spanlab.settings.study import Study
-from spanlab.study.jobs import Row, run_cells
+from spanlab.study.jobs import Row, repeated_arm, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, select
 
 # ------------------------------------------------------------------------------
@@ -393,3 +393,22 @@ def floor_row(study: Study, folder: Path) -> Row:
     arm, max_tokens = study.runs.baseline, study.analyses.methods.floor_tokens
     rules = replace(study.batch, max_num_batched_tokens=max_tokens, enable_chunked_prefill=True)
     return Row(NAME, arm, floor_files(folder, arm), tuple(run_cells(study, arm)), rules=rules)
+
+
+# ------------------------------------------------------------------------------
+# Plain transformers: the requests of the baseline once more, without our engine and without a
+# cache, in turns with the arms.
+# ------------------------------------------------------------------------------
+
+PLAIN_NAME = "plain transformers"  # of the row in lists of arms
+
+
+def plain_files(folder: Path) -> ArmFiles:
+    """Files of the requests in plain transformers."""
+    return ArmFiles.alone(folder / "plain", folder / READINGS, folder / "steps")
+
+
+def plain_row(study: Study, folder: Path) -> Row:
+    """Row of plain transformers, for studies of the engine whose analyses read it."""
+    arm = repeated_arm(study)
+    return Row(PLAIN_NAME, arm, plain_files(folder), tuple(run_cells(study, arm)), plain=True)

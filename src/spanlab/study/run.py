@@ -19,7 +19,7 @@ from spanlab.build import build_workload, local_profile, profile_of
 from spanlab.core.request import Request
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import fingerprints, named_errors
-from spanlab.settings.analyses import ANALYSES, DESIGNED, FLOOR, POINTS, REPEAT
+from spanlab.settings.analyses import ANALYSES, DESIGNED, FLOOR, PLAIN, POINTS, REPEAT
 from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
@@ -53,6 +53,7 @@ from spanlab.study.machine import (
     engine_facts,
     floor_row,
     noise_of,
+    plain_row,
     repeat_files,
 )
 from spanlab.study.numbers import ArmFiles
@@ -209,12 +210,13 @@ class _StudyRun:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Rows in order: the arms, the repeated baseline, the floor, the calibration."""
+        """Rows in order: the arms, the repeated baseline, the floor, plain transformers, the calibration."""
         study, folder = self.study, self.folder.work
         cells = {arm: tuple(run_cells(study, arm)) for arm in self.files}
         rows = [Row(arm, arm, files, cells[arm]) for arm, files in self.files.items()]
         rows += [self.repeat_row] if self.repeat_row else []
         rows += [floor_row(study, folder)] if study.needs(FLOOR) else []
+        rows += [plain_row(study, folder)] if BACKENDS[study.backend].interleaved and study.needs(PLAIN) else []
         if self.calibration:
             rows += calibration_rows(self.calibration, folder / "calibration")
         return rows
@@ -315,6 +317,10 @@ class _StudyRun:
         for row, end in outcomes.items():
             if self.rows[row].calibrates and isinstance(end, ArmFailure):
                 raise ValueError(f"the calibration failed: {end.sentence}; {REMEDY}")
+        plain: ArmFiles | ArmFailure | None = None
+        if (number := next((index for index, row in enumerate(self.rows) if row.plain), None)) is not None:
+            lost = outcomes.get(number)
+            plain = lost if isinstance(lost, ArmFailure) else self.rows[number].files
         noise = None
         if facts:
             repeated = self.files.get(repeated_arm(self.study), next(iter(self.files.values())))
@@ -333,6 +339,7 @@ class _StudyRun:
             files={arm: files for arm, files in self.files.items() if arm not in failed},
             results=[end for end in ends if isinstance(end, ArmResult)],
             failed=failed,
+            plain=plain,
             facts=facts,
             noise=noise,
             profile=profile,

@@ -23,6 +23,7 @@ from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, StudyBounds, read_arm
 from spanlab.study.executor import KILLED, Executor, ProcessKilledError, check_active, executor
 from spanlab.study.jobs import Jobs, Runtime, Task, calibration_of, designed_workload, run_arm, run_cells
+from spanlab.study.machine import PLAIN_NAME
 from spanlab.study.numbers import RunCell
 
 Outcome = ArmResult | ArmFailure | None
@@ -104,7 +105,8 @@ class Worker:
                 raise
         # after the except block, whose traceback keeps the failed run alive
         self._runtime.backend.recover()
-        return ArmFailure(task.arm, f"arms.{task.arm} ran out of memory: {description}")
+        name = PLAIN_NAME if task.plain else f"arms.{task.arm}"
+        return ArmFailure(task.arm, f"{name} ran out of memory: {description}")
 
     def _progress(self, row: int, finished: int) -> None:
         self._counts[row] += finished
@@ -121,7 +123,7 @@ class Worker:
                 "a folder that nothing else changes until the study ends"
             )
         task.files.sort_cells(expected)
-        if not self.study.needs(ARMS):
+        if task.plain or not self.study.needs(ARMS):
             return None
         return read_arm(self.study, task.arm, task.files, self._bounds)
 

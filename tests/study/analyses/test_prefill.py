@@ -5,6 +5,8 @@ import json
 import pytest
 
 from spanlab.cli import compose
+from spanlab.engine.plain import PlainForward
+from spanlab.study.backends import RealEngine
 from spanlab.study.run import run_study
 
 SMALL = ("sweep=[]", "tracking.kind=none", "output.figures=false", "workload.output_tokens=2")
@@ -50,12 +52,34 @@ def test_parts_and_bounds_are_reported(documents):
     assert repaired["parts_s"]["repair_s"] > 0
 
 
+def test_every_arm_stands_beside_plain_transformers(documents):
+    for kind in ("cold", "warm"):
+        times = {(entry["order"], entry["plain_s"]) for entry in entries(documents, kind=kind)}
+        assert len(times) == len({order for order, _ in times})  # one time for all arms
+        assert all(seconds > 0 for _, seconds in times)
+
+
+def test_where_plain_transformers_fail_the_arms_are_reported_without(tmp_path, monkeypatch):
+    def fail(self, step, deadline_ns):
+        raise MemoryError
+
+    monkeypatch.setattr(RealEngine, "warm_up", lambda self, requests: None)
+    monkeypatch.setattr(PlainForward, "execute", fail)
+    keys = [f"workload.repeated_documents.{key}" for key in DOCUMENTS]
+    study = compose("pic_bench", [*SMALL, *keys, "only=[none,pic]"])
+    folder = run_study(study, "pic_bench", tmp_path, show=False)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    assert "no times of plain transformers: plain transformers ran out of memory: no more memory" in summary["caveats"]
+    assert {(entry["arm"], entry["plain_s"]) for entry in entries(summary)} == {("none", None), ("pic", None)}
+
+
 def test_learning_placements_know_the_depths_after_one_family(tmp_path):
     keys = ("prompt_tokens=640", "families=3", "depths=[0.5,0.8]")
     keys = [f"workload.forked_sequence.{key}" for key in keys]
     study = compose("checkpoint_bench", [*SMALL, *keys, "backend=sim", "only=[none,dp_3,boundary]", "seeds=[0]"])
     folder = run_study(study, "checkpoint_bench", tmp_path, show=False)
     all_entries = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
+    assert all(entry["plain_s"] is entry["over_plain"] is None for entry in all_entries)  # of a simulation
     reused = {
         (entry["arm"], entry["depth"], entry["visit"]): entry["reused_tokens"]
         for entry in all_entries
