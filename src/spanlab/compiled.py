@@ -109,16 +109,21 @@ def build() -> None:
             os.rename(Path(scratch, "modules"), target)
 
 
+def missing() -> str:
+    """Return what a build needs and this machine lacks; empty where a build is possible."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        return f"a C compiler, there is no {compiler}"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.exists() else f"Python's header files, there is no {header}"
+
+
 def ensure_build() -> None:
     """Build these sources if no build exists; ValueError if this machine cannot."""
     if is_built():
         return
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-    if shutil.which(compiler) is None:
-        raise ValueError(f"compiled=always: expected a C compiler, there is no {compiler}; compiled=auto needs none")
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.exists():
-        raise ValueError(f"compiled=always: expected Python's header files, there is no {header}")
+    if lacks := missing():
+        raise ValueError(f"compiled=always: expected {lacks}; compiled=auto needs none")
     print("spanlab: compiling the simulator, once for this state of the sources: some minutes", file=sys.stderr)
     if find_spec("mypyc") and find_spec("setuptools"):
         build()

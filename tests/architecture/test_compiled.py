@@ -1,13 +1,17 @@
 """Compiled modules take the place of Python files, and change no result."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from spanlab import compiled
+from spanlab.cli import compose
+from spanlab.study import run
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = "records/*.jsonl", "runs/*.jsonl"
@@ -42,6 +46,21 @@ def found(name: str) -> str | None:
 def test_no_build_leaves_python_modules(no_build):
     compiled.use_build()
     assert not compiled.is_used()
+
+
+@pytest.mark.parametrize(
+    ("heavy", "lacks", "override", "told"),
+    [(48, "", "auto", True), (49, "", "auto", False), (48, "a C compiler", "auto", False), (48, "", "never", False)],
+)
+def test_a_heavy_study_says_that_it_could_be_compiled(no_build, monkeypatch, tmp_path, heavy, lacks, override, told):
+    monkeypatch.setattr(run, "HEAVY", heavy)
+    monkeypatch.setattr(run, "missing", lambda: lacks)
+    arms = ["only=[none]", "seeds=[0]", "load.rates_rps=[]", "load.arms=[]"]
+    study = compose("smoke", [*arms, f"compiled={override}", "output.figures=false", "tracking=none", "executor=here"])
+    console = Console(file=io.StringIO(), width=240)
+    run.run_study(study, "smoke", tmp_path, show=False, host=run.Host(console=console))
+    line = "48 requests are simulated uncompiled; compiled=always compiles the simulator once, and takes two thirds"
+    assert (line in console.file.getvalue()) == told
 
 
 def test_build_takes_the_place_of_sources(no_build):

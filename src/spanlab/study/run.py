@@ -16,6 +16,7 @@ from rich.console import Console
 from spanlab.analyses.base import Findings, Finished, Report, footer, foreign_tokenizer, head
 from spanlab.analyses.fit_profile import points_of, profile_from_points
 from spanlab.build import build_workload, local_profile, profile_of
+from spanlab.compiled import is_used, missing
 from spanlab.core.request import Request
 from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import fingerprints, named_errors
@@ -111,6 +112,19 @@ def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder
     rate = f"{saturation.rate_rps:.3g} requests/s, with all {requests} queued at once"
     print_line(console, f"arms.{arm} saturates at {rate}; load.shares are shares of this rate")
     return saturation
+
+
+HEAVY = 500_000  # requests that take minutes, several times as long as compiling
+UNCOMPILED = (
+    "{count:,} requests are simulated uncompiled; compiled=always compiles the simulator once, and takes two thirds "
+    "of the time afterwards"
+)
+
+
+def could_compile(study: Study, requests: int) -> bool:
+    """Return whether compiled modules would shorten a study of so many requests, and this machine can build them."""
+    chosen = study.executor.compiled == "auto" and study.backend == "sim" and requests >= HEAVY
+    return chosen and not is_used() and not missing()
 
 
 MANY = 1 << 16  # jobs of an analysis that tries points: start as many processes as are allowed
@@ -294,7 +308,6 @@ class _StudyRun:
             return {}
         if BACKENDS[self.study.backend].interleaved and any(map(Row.is_unfinished, self.rows)):
             workers.submit(Worker.warm_up).result()
-
         per_run = self.study.workload.popularity.requests or len(self.workload.requests)
         designed = self.study.workload.kind == DESIGNED
         shapes = shapes_of(self.calibration or self.study) if self.calibration or designed else []
@@ -304,6 +317,8 @@ class _StudyRun:
             else per_run * len(row.cells)
             for row in self.rows
         }
+        if could_compile(self.study, sum(totals.values())):
+            print_line(self.console, UNCOMPILED.format(count=sum(totals.values())))
         with arm_progress(totals, self.console) as show:
             return run_tasks(workers, schedule_tasks(self.study, self.rows), show)
 
