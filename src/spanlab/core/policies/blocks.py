@@ -7,9 +7,9 @@ and the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import DecodeBatch, Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
@@ -326,39 +326,48 @@ class Refusal:
 class Calendar:
     """The steps in which a batch changes the pool: a step costs the sequences that change it, not all of them."""
 
-    __slots__ = ("_due", "_num_joined", "batch")
+    __slots__ = ("_due", "_num_joined", "_steps", "batch")
 
     def __init__(self, batch: DecodeBatch) -> None:
         self.batch, self._num_joined = batch, 0
-        self._due: list[tuple[int, int]] = []  # a heap of the next such steps, with the number of the sequence
+        self._due: dict[int, list[int]] = {}  # numbers of the sequences that change the pool next, by step
+        self._steps: list[int] = []  # a heap of these steps
 
     def first(self) -> int:
         """Return the first step in which a sequence of the batch changes the pool."""
-        batch, due = self.batch, self._due
+        batch = self.batch
         if batch.num_joined > self._num_joined:
             for number in reversed(batch.members):
                 if number < self._num_joined:
                     break
                 allocation, base = batch.members[number]
-                heappush(due, (max(batch.steps, allocation.room - base), number))
+                self._add(max(batch.steps, allocation.room - base), number)
             self._num_joined = batch.num_joined
-        while due[0][1] not in batch.members:
-            heappop(due)
-        return due[0][0]
+        while True:
+            step = self._steps[0]
+            if numbers := [number for number in self._due[step] if number in batch.members]:
+                self._due[step] = numbers
+                return step
+            del self._due[heappop(self._steps)]
 
-    def grow(self, step: int, append: Callable[[BlockAllocation, int, int], bool]) -> None:
-        """Append a token to each sequence that changes the pool in a step, in order of service."""
-        due = self._due
-        while due[0][0] == step:
-            number = due[0][1]
+    def grow(self, step: int, policy: BlockPolicy) -> None:
+        """Append a token to each sequence that changes the pool in the first step, in order of service."""
+        for number in sorted(self._due.pop(heappop(self._steps))):
             if number not in self.batch.members:
-                heappop(due)
                 continue
             allocation: BlockAllocation
             allocation, base = self.batch.members[number]
-            granted = append(allocation, base + step, base + step + 1)
+            granted = policy.append(allocation, base + step, base + step + 1)
             assert granted, "more steps were scheduled than memory allows"
-            heapreplace(due, (max(step + 1, allocation.room - base), number))
+            self._add(max(step + 1, allocation.room - base), number)
+
+    def _add(self, step: int, number: int) -> None:
+        numbers = self._due.get(step)
+        if numbers is None:
+            self._due[step] = [number]
+            heappush(self._steps, step)
+        else:
+            numbers.append(number)
 
 
 class BlockPolicy:
@@ -649,7 +658,7 @@ class BlockPolicy:
         calendar, begin = self._calendar_of(batch), batch.steps
         while (step := calendar.first()) < begin + times:
             before(step - begin)
-            calendar.grow(step, self.append)
+            calendar.grow(step, self)
 
     def _calendar_of(self, batch: DecodeBatch) -> Calendar:
         if self._calendar is None or self._calendar.batch is not batch:
