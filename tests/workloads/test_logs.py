@@ -208,6 +208,27 @@ def test_served_log_shares_what_the_log_shares(tmp_path: Path):
     assert not set(first.tokens[32:].tolist()) & set(second.tokens.tolist())
 
 
+def test_a_limit_that_cuts_nothing_changes_no_prompt(tmp_path: Path):
+    rng, path = np.random.default_rng(5), tmp_path / "trace.jsonl"
+    stems = [rng.integers(0, 1000, 6).tolist() for _ in range(4)]
+    rows = []
+    for second in range(60):
+        hash_ids = [
+            *stems[rng.integers(4)][: rng.integers(1, 7)],
+            *rng.integers(1000, 1010, rng.integers(0, 4)).tolist(),
+        ]
+        length = 512 * len(hash_ids) - int(rng.integers(0, 512))
+        rows.append({"timestamp": 1000 * second, "input_length": length, "output_length": 3, "hash_ids": hash_ids})
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    workload = local(path, LogSettings(), Selection())
+    free, limited = (served(workload, Selection(max_prompt_tokens=most)).requests for most in (None, 1 << 20))
+    assert len(free) == len(rows)
+    for one, other in zip(free, limited, strict=True):
+        assert [len(span.tokens) for span in one.spans] == [len(span.tokens) for span in other.spans]
+        assert (one.tokens == other.tokens).all()
+        assert (one.id, one.group_id, one.output_len) == (other.id, other.group_id, other.output_len)
+
+
 @needs(TRACES)
 @pytest.mark.parametrize(
     ("path", "name", "requests", "ids"),

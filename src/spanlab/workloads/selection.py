@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -43,13 +43,12 @@ class Selection:
 
 def select(corpus: Corpus, selection: Selection) -> Workload:
     """Select requests and make their token ids; raise ValueError if no request remains."""
-    selected, cut, dropped = _choose(corpus, selection)
+    selected, group_count, cut, dropped = _choose(corpus, selection)
     if not selected:
         raise ValueError(
             f"workload.max_prompt_tokens={selection.max_prompt_tokens} leaves nothing of {corpus.name}; "
             f"expected a limit that fits at least one document"
         )
-    group_count = len({corpus.rows[row.row].group_id for row in selected})
     check_documents(selection, group_count, corpus.name)
     requests = _requests(corpus, selected, selection)
     detail = corpus.detail.replace("{documents}", str(group_count)).replace("{requests}", str(len(requests)))
@@ -68,20 +67,21 @@ def check_documents(selection: Selection, available: int, name: str) -> None:
 class _SelectedRow(NamedTuple):
     """A selected row: its number in the corpus, the span of its document, and the document's length.
 
-    The length is per row, because the limit may cut a document to different lengths in different groups.
+    The length is per row, because the limit may cut a document to different lengths in different groups. Without a
+    limit, no span is looked at: `document` is None.
     """
 
     row: int
-    document: int
-    length: int
+    document: int | None = None
+    length: int = 0
 
 
-def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], int, int]:
-    """Return the selected rows in file order and the numbers of cut and dropped documents."""
+def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], int, int, int]:
+    """Return the selected rows in file order, and the numbers of groups, of cut and of dropped documents."""
     selected: list[_SelectedRow] = []
     groups = cut = dropped = 0
     limits = _DocumentLimits(corpus, selection)
-    for members in _groups(corpus.rows).values():
+    for members in _groups(corpus).values():
         if groups == selection.documents:
             break
         fitting, shortened, too_long = _fit(limits, members[: selection.questions_per_document])
@@ -89,19 +89,21 @@ def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], i
         cut += shortened
         dropped += too_long
         groups += bool(fitting)
-    return sorted(selected), cut, dropped
+    return sorted(selected), groups, cut, dropped
 
 
-def _groups(rows: Iterable[Row]) -> dict[int, list[int]]:
+def _groups(corpus: Corpus) -> dict[int, list[int]]:
     groups: dict[int, list[int]] = {}
-    for index, row in enumerate(rows):
-        groups.setdefault(row.group_id, []).append(index)
+    for index, group in enumerate(corpus.groups or [row.group_id for row in corpus.rows]):
+        groups.setdefault(group, []).append(index)
     return groups
 
 
 def _fit(limits: _DocumentLimits, members: list[int]) -> tuple[list[_SelectedRow], int, int]:
     """Apply the length limit to one group; return its fitting rows and the numbers of cut and dropped documents."""
     corpus = limits.corpus
+    if (most := limits.selection.max_prompt_tokens) is None:
+        return [_SelectedRow(row) for row in members], 0, 0
     fitting: list[_SelectedRow] = []
     cut = dropped = 0
     documents: dict[int, list[int]] = {}
@@ -109,7 +111,7 @@ def _fit(limits: _DocumentLimits, members: list[int]) -> tuple[list[_SelectedRow
         documents.setdefault(_document_span(corpus, corpus.rows[index]), []).append(index)
     for document, rows in documents.items():
         length = int(corpus.lengths[document])
-        limit = limits.of(document, rows)
+        limit = limits.of(most, rows)
         if limit < length and (limits.selection.too_long == "drop" or limit < 1):
             dropped += 1
             continue
@@ -125,11 +127,9 @@ class _DocumentLimits:
     corpus: Corpus
     selection: Selection
 
-    def of(self, document: int, rows: list[int]) -> int:
-        """Return the tokens of a document that fit in the longest of its prompts; its length if there is no limit."""
-        limit, documents = self.selection.max_prompt_tokens, self.selection.documents_per_prompt
-        if limit is None:
-            return int(self.corpus.lengths[document])
+    def of(self, limit: int, rows: list[int]) -> int:
+        """Return the tokens of a document that fit in the longest of its prompts."""
+        documents = self.selection.documents_per_prompt
         other_tokens = max(map(self._other_tokens, rows)) if documents == 1 else self._most_other_tokens
         return (limit - other_tokens) // documents
 
@@ -144,7 +144,7 @@ class _DocumentLimits:
         """Largest number of tokens outside the document, over all prompts that may be served."""
         # A later document can replace a dropped one, so all documents count.
         count = None if self.selection.too_long == "drop" else self.selection.documents
-        groups = list(_groups(self.corpus.rows).values())[:count]
+        groups = list(_groups(self.corpus).values())[:count]
         return max(self._other_tokens(row) for rows in groups for row in rows[: self.selection.questions_per_document])
 
 
@@ -158,10 +158,20 @@ def _with_spans(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[
 
     Text that a source knows by runs of ids has one span for as long as they continue.
     """
+
+    @cache
+    def run_of(first: int, length: int) -> Span:
+        return Span(IdRun(first, length))
+
+    if corpus.runs_of is not None and all(row.document is None for row in rows):
+        whole_rows = [row.row for row in rows]
+        for number, runs in zip(whole_rows, corpus.runs_of(whole_rows), strict=True):
+            yield corpus.rows[number], tuple([run_of(*run) for run in runs])
+        return
     lengths, whole, cut = corpus.lengths.tolist(), set[int](), set[tuple[int, int]]()
     for row in rows:
         numbers = corpus.rows[row.row].spans
-        if row.length < lengths[row.document]:
+        if row.document is not None and row.length < lengths[row.document]:
             cut.add((row.document, row.length))
             numbers = tuple([number for number in numbers if number != row.document])
         whole.update(numbers)
@@ -173,10 +183,6 @@ def _with_spans(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[
     @cache
     def made_of(span: int, length: int) -> Span:
         return Span(cut_ids(tokens[span], 0, length), independent[span], reusable[span])
-
-    @cache
-    def run_of(first: int, length: int) -> Span:
-        return Span(IdRun(first, length))
 
     for row in rows:
         spans, first, size = list[Span](), 0, 0  # the run that is open has `size` ids

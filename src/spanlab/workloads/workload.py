@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -145,6 +145,9 @@ FindJoints = Callable[[], Joints]
 Expand = Callable[[Mapping[int, int]], Mapping[int, TokenIds]]
 
 
+RunsOf = Callable[[Sequence[int]], Iterator[list[tuple[int, int]]]]
+
+
 class Row(NamedTuple):
     """One request as span numbers; `output_len` 0 means unknown."""
 
@@ -165,6 +168,9 @@ class Corpus:
     `waits_ns`     integer nanoseconds between each row and the end of the previous row of its group; None if the
                    source has none.
     `after`        rows that each row waits for; None if rows of a group are a line
+    `groups`       group of each row; None: as the rows say
+    `runs_of`      returns first id and length of the runs of ids that given rows are, in order; None if the source
+                   does not know its text by runs alone, or if spans are independent or reusable
     `joints`       returns the joints of the prompt layout; None if the source has no prompt layout.
     """
 
@@ -180,6 +186,8 @@ class Corpus:
     waits_ns: Sequence[int] | None = None
     joints: FindJoints | None = None
     after: Sequence[tuple[int, ...]] | None = None
+    groups: Sequence[int] | None = None
+    runs_of: RunsOf | None = None
 
 
 def expand_views(spans: Sequence[Tokens]) -> Expand:

@@ -438,13 +438,18 @@ def served(workload: Workload, selection: Selection) -> Workload:
     return replace(selected, notes=log.notes, origin=origin)
 
 
+Ints = NDArray[np.int64]
+
+_AT_ONCE = 1 << 14  # requests whose pieces are looked at together: those of all take gigabytes
+
+
 class _Rows(Sequence[Row]):
     """Rows of the requests `numbers` of a log, made on access; as objects, the pieces of a long log take gigabytes."""
 
     def __init__(self, log: Log, numbers: NDArray[np.int64]) -> None:
         self._log, self._numbers = log, numbers
         groups = log.sessions if log.families is None else log.families
-        self._groups = np.arange(log.requests) if groups is None else groups
+        self.groups = (np.arange(log.requests) if groups is None else groups)[numbers].tolist()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -458,7 +463,7 @@ class _Rows(Sequence[Row]):
             return [self[position] for position in range(*index.indices(len(self)))]
         log, number = self._log, int(self._numbers[index])
         pieces = log.pieces[log.starts[number] : log.starts[number + 1]]
-        return Row(int(self._groups[number]), tuple(pieces.tolist()), int(log.output_lens[number]))
+        return Row(self.groups[index], tuple(pieces.tolist()), int(log.output_lens[number]))
 
 
 def _corpus(log: Log, provenance: Provenance) -> Corpus:
@@ -467,7 +472,7 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
     np.maximum.at(longest, log.pieces, log.lengths)
     if longest.sum() > np.iinfo(np.int32).max:
         raise ValueError(f"log: {longest.sum():,} different tokens; expected fewer than 2^31 to serve them")
-    first = (np.cumsum(longest) - longest).tolist()
+    first = np.cumsum(longest) - longest
     with_tokens = np.flatnonzero(log.prompt_tokens)
     rows = _Rows(log, with_tokens)
     empty = log.requests - len(with_tokens)
@@ -475,13 +480,40 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
     independent = np.full(len(longest), log.ids == Ids.CONTENT)
 
     def expand(counts: Mapping[int, int]) -> dict[int, TokenIds]:
-        return {content: IdRun(first[content], count) for content, count in counts.items()}
+        contents = list(counts)
+        return dict(zip(contents, map(IdRun, first[contents].tolist(), counts.values()), strict=True))
 
     not_reusable = np.zeros(len(longest), dtype=bool)
     waits = None if log.waits_ns is None else log.waits_ns[with_tokens].tolist()
     after = None if log.after is None else _rows_awaited(log.after, with_tokens.tolist())
-    times = {"arrived_at": log.arrived_ns[with_tokens].tolist(), "waits_ns": waits, "after": after}
-    return Corpus("log", provenance.kind, detail, longest, independent, not_reusable, rows, expand, **times)
+    more: dict[str, Any] = {"arrived_at": log.arrived_ns[with_tokens].tolist(), "waits_ns": waits, "after": after}
+    if log.ids != Ids.CONTENT:
+        more["runs_of"] = lambda selected: _runs_of(log, with_tokens[selected], first, longest)
+    more["groups"] = rows.groups
+    return Corpus("log", provenance.kind, detail, longest, independent, not_reusable, rows, expand, **more)
+
+
+def _runs_of(log: Log, requests: Ints, first: Ints, lengths: Ints) -> Iterator[list[tuple[int, int]]]:
+    """Yield first id and length of each run of consecutive ids in the prompts of requests.
+
+    `first`, `lengths`  first id and number of ids of each content
+    """
+    for start in range(0, len(requests), _AT_ONCE):
+        some = requests[start : start + _AT_ONCE]
+        sizes = log.starts[some + 1] - log.starts[some]
+        behind = np.cumsum(sizes)
+        pieces = log.pieces[np.arange(behind[-1]) + np.repeat(log.starts[some] - behind + sizes, sizes)]
+        some_ids = lengths[pieces] > 0
+        behind = np.cumsum(some_ids)[behind - 1]
+        ids, counts = first[pieces[some_ids]], lengths[pieces[some_ids]]
+        begins = np.ones(len(ids), dtype=bool)
+        begins[1:] = ids[1:] != ids[:-1] + counts[:-1]
+        begins[behind[:-1]] = True
+        runs = np.flatnonzero(begins)
+        pairs = list(zip(ids[runs].tolist(), np.add.reduceat(counts, runs).tolist(), strict=True))
+        ends = np.searchsorted(runs, behind).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield pairs[begin:end]
 
 
 def _rows_awaited(after: After, requests: list[int]) -> list[tuple[int, ...]]:
