@@ -179,10 +179,12 @@ class ModelledBackend:
         """
         counts = features(step, self._state_bytes, self._rules, self._reads)
         if step.decodes is not self._decodes:
-            self._decodes = step.decodes
-            self._remaining = min(
-                [s.request.output_len - s.generated for s in step.decodes if not s.has_ended], default=1
-            )
+            before, self._decodes = self._decodes, step.decodes
+            # those that have only been joined by others need no second look
+            is_joined = self._remaining > 0 and step.decodes[: len(before)] == before
+            known = len(before) if is_joined else 0
+            lengths = [s.request.output_len - s.generated for s in step.decodes[known:] if not s.has_ended]
+            self._remaining = min([*lengths, self._remaining] if known else lengths, default=1)
         remaining = self._remaining
         times = 1 if step.chunks or not self._jump else min(remaining, step.max_repeats)
         if times == 1:

@@ -178,6 +178,12 @@ class TokenString:
         if len(runs) < len(blocks.arrays):
             return blocks.array().reshape(count, size).astype(np.int64).view(np.uint64) @ weights.each
         # a run's ids are those of a line, and a block inside it takes one product
+        if len(runs) == 1 and runs[0].step == 1:
+            begin = runs[0].first + blocks.shifts[0]
+            each = np.arange(begin, begin + count * size, size).view(np.uint64)
+            each *= weights.total
+            each += weights.ramp
+            return each
         at_zero = [run.first + shift * run.step for run, shift in zip(runs, blocks.shifts, strict=True)]
         begins = np.arange(0, count * size, size)
         ends = np.array(blocks.ends)

@@ -931,8 +931,12 @@ class BlockRules:
 # ------------------------------------------------------------------------------
 
 _AHEAD = 512  # tokens that are digested at once of an output without known ids
-_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # between positions: 2^64 over the golden ratio
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose last shift is 31
+_STRIDE = 0x9E3779B97F4A7C15  # between positions: 2^64 over the golden ratio
+_MIX = (  # splitmix64
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_LAST_SHIFT = np.uint64(31)
 
 
 class Chain:
@@ -1000,14 +1004,14 @@ class Chain:
         count = max(0, len(tokens) - self.lookahead) // size - first
         if count <= 0:
             return
-        positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
         sums = tokens.weighted_sums(first * size, count, _weights(size))
-        digests = _mixed(sums + positions).cumsum() + np.uint64(self._digest_of_blocks)
+        digests = _mixed(sums + _of_positions(first, first + count)).cumsum()
+        digests += np.uint64(self._digest_of_blocks)
         self._digest_of_blocks = int(digests[-1])
         for ahead in range(self.lookahead):
             behind = tokens.cut((first + 1) * size + ahead, (first + count) * size + ahead + 1).array()[::size]
             digests += _mixed(
-                (behind.astype(np.int64).view(np.uint64) + np.uint64(1)) * np.uint64(2 * ahead + 1) * _STRIDE
+                (behind.astype(np.int64).view(np.uint64) + np.uint64(1)) * np.uint64(2 * ahead + 1) * np.uint64(_STRIDE)
             )
         self.digests.frombytes(digests.tobytes())
 
@@ -1016,17 +1020,29 @@ class Chain:
 
         Each is one of the prompt, the request and the position: ids need not be compared.
         """
-        of_request = np.uint64(self.request.id % (1 << 32) << 32)
-        positions = np.arange(len(self.digests) + 1, length // self._size + 1, dtype=np.uint64)
-        digests = _mixed((positions + of_request) * _STRIDE) + np.uint64(self._digest_of_blocks)
+        of_request = np.uint64((self.request.id % (1 << 32) << 32) * _STRIDE % (1 << 64))
+        digests = _mixed(_of_positions(len(self.digests), length // self._size) + of_request)
+        digests += np.uint64(self._digest_of_blocks)
         self.digests.frombytes(digests.tobytes())
 
 
+def _of_positions(first: int, stop: int) -> NDArray[np.uint64]:
+    """Return the summands of blocks `[first, stop)`, a view of a table; not to be changed."""
+    return _table(1 << stop.bit_length())[first:stop]
+
+
+@functools.cache
+def _table(count: int) -> NDArray[np.uint64]:
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STRIDE)
+
+
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of numbers in place, and return them."""
     for shift, factor in _MIX:
-        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-    mixed: NDArray[np.uint64] = numbers ^ (numbers >> np.uint64(31))
-    return mixed
+        numbers ^= numbers >> shift
+        numbers *= factor
+    numbers ^= numbers >> _LAST_SHIFT
+    return numbers
 
 
 @functools.cache
