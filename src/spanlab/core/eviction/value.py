@@ -311,6 +311,7 @@ _EDGES = np.concatenate([[0.0], 2.0 ** (np.arange(_INTERVALS) / 2)])
 WIDTHS = np.diff(_EDGES)
 _STARTS = _EDGES[:-1]
 _PRIOR = 1.0 / (_EDGES[:-1] + _EDGES[1:])  # 1 / (2 · a) in the middle of an interval
+_LATER = np.triu(np.ones((_INTERVALS, _INTERVALS), dtype=bool))  # ends that lie behind a start
 _REFRESH = 16  # observations between two estimates
 
 
@@ -328,8 +329,7 @@ def index_of(rates: Floats) -> Floats:
     total_reused, total_time = np.cumsum(reused), np.cumsum(time)
     gains = total_reused[None, :] - (total_reused - reused)[:, None]
     times = total_time[None, :] - (total_time - time)[:, None]
-    later = np.triu(times > 0)
-    ratio = np.divide(gains, times, out=np.zeros_like(gains), where=later)
+    ratio = np.divide(gains, times, out=np.zeros_like(gains), where=_LATER & (times > 0))
     index: Floats = np.maximum(ratio.max(axis=1), rates)
     return index
 
@@ -370,8 +370,10 @@ class ReuseRates:
         reuse_class = reuse_class.coarse
         if reuse_class not in self._time:
             self._reuses[reuse_class], self._time[reuse_class] = np.zeros(_INTERVALS), np.zeros(_INTERVALS)
-        ages = np.clip(stop - _STARTS, 0.0, WIDTHS)
-        self._time[reuse_class] += ages - np.clip(start - _STARTS, 0.0, WIDTHS) if start else ages
+        times = np.minimum(np.maximum(stop - _STARTS, 0.0), WIDTHS)
+        if start:
+            times -= np.minimum(np.maximum(start - _STARTS, 0.0), WIDTHS)
+        self._time[reuse_class] += times
         self._observed += 1
         if self._observed % _REFRESH == 0:
             self._index.clear()
