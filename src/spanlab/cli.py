@@ -32,7 +32,7 @@ from spanlab.errors import is_user_error, sentence, with_notes
 from spanlab.kinds import Kinds, default_of, kinds_of, schema_of_kind, shown
 from spanlab.model_files import ENVIRONMENT
 from spanlab.provenance import version
-from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, load_plugins, one_of
+from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, load_plugins, one_of, summary_of
 from spanlab.settings.analyses import PATHS, short_key, with_short_keys
 from spanlab.settings.arms import Strategy
 from spanlab.settings.composition import (
@@ -252,8 +252,8 @@ def registries() -> dict[str, Registry[Any]]:
 
 
 def registered(registry: Registry[Any]) -> dict[str, str]:
-    """Return the names of a registry, also those of loaded plugins, with the first line of their docstrings."""
-    return {name: (inspect.getdoc(registry[name]) or "").partition("\n")[0] for name in registry}
+    """Return the names of a registry, also those of loaded plugins, with the summaries of their docstrings."""
+    return {name: summary_of(registry[name]) for name in registry}
 
 
 def usage(entry: str, config: Any) -> str:

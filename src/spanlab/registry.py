@@ -118,6 +118,11 @@ def check_seeds(key: str, seeds: list[int]) -> None:
         raise ValueError(f"{key}={seeds}: expected one or more different numbers from 0 to 2^63 - 1")
 
 
+def summary_of(documented: object) -> str:
+    """Return the first paragraph of a docstring in one line; empty without one."""
+    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+
+
 def among(value: str, choices: Iterable[str]) -> str:
     """Return the list of choices with the nearest one, ignoring case; for a former name, its present name.
 

@@ -7,7 +7,6 @@ module checks what it composes, so that the settings' own checks see the types t
 from __future__ import annotations
 
 import copyreg
-import inspect
 import math
 import pickle
 import re
@@ -38,7 +37,7 @@ from spanlab.core.tiers import TierRules
 from spanlab.errors import CHOICES, USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
 from spanlab.model_spec import HardwareSpec, ModelSpec
-from spanlab.registry import ENTRIES, among, load_plugins, one_of, refuse_unknown_keys
+from spanlab.registry import ENTRIES, among, load_plugins, one_of, refuse_unknown_keys, summary_of
 from spanlab.settings.analyses import ANALYSES, EARLIER, PATHS, SHORT_NAMES, Analyses, full_key, short_key
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import (
@@ -650,16 +649,16 @@ def choices_without_file() -> dict[tuple[str | None, str], Choice]:
     made: dict[tuple[str | None, str], Choice] = {}
     for name in ENTRIES.keys() - {"study"}:  # which config.yaml completes
         content = {"defaults": [f"base_{name}", {"hydra": "default"}, "_self_"]}
-        made[None, name] = Choice(content, _first_line(ENTRIES[name].schema))
+        made[None, name] = Choice(content, summary_of(ENTRIES[name].schema))
     for (group, _), schema in _GROUPS.items():
         kinds: Any = kinds_of(schema) or {}
-        made |= {(group, name): Choice({"kind": name}, _first_line(kinds[name])) for name in kinds}
+        made |= {(group, name): Choice({"kind": name}, summary_of(kinds[name])) for name in kinds}
     for group, texts in {"executor": EXECUTORS, "tracking": TRACKERS}.items():
         made |= {(group, name): Choice({"kind": name}, text) for name, text in texts.items()}
     made |= {at: Choice({}, text) for at, text in _DEFAULTS.items()}
     for name in PLACEMENTS:
         if not PLACEMENTS.needs_options(name):
-            text = _first_line(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
+            text = summary_of(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
             made["strategy", name] = Choice({"placement": {"kind": name}}, text[0].upper() + text[1:])
     return {at: choice for at, choice in made.items() if not (CONF / (at[0] or "") / f"{at[1]}.yaml").is_file()}
 
@@ -680,7 +679,3 @@ def _register_schemas() -> None:
         store.store(name=name, node=open_schema(schema), group=group)
     for (group, name), choice in choices_without_file().items():
         store.store(name=name, node=choice.content, group=group, provider=CHOICES)
-
-
-def _first_line(documented: Any) -> str:
-    return (inspect.getdoc(documented) or "").partition("\n")[0]
