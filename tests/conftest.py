@@ -9,6 +9,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
+os.environ.setdefault("SPANLAB_COMPILED", "never")  # before the first of them is imported
+
 from spanlab.core.request import Request
 
 from .support.shared import DATA
@@ -18,8 +21,6 @@ hypothesis.settings.register_profile("fuzz", print_blob=True)
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-# Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
-os.environ.setdefault("SPANLAB_COMPILED", "never")
 # Tests run one per core. A process with threads of torch is not forked, and patches would not reach its workers.
 os.environ["OMP_NUM_THREADS"] = "1"
 
