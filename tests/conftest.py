@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,7 @@ import pytest
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")  # before the first of them is imported
 
+from spanlab import provenance
 from spanlab.core.request import Request
 
 from .support.shared import DATA
@@ -37,6 +39,14 @@ def frozen() -> Iterator[None]:
     """A simulation in this process leaves those objects frozen: a collection among all takes a tenth of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_commit() -> Iterator[None]:
+    """Git is asked once: a study asks it six times, and a test of it elsewhere starts its own program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "_git", cache(provenance._git))
         yield
 
 

@@ -24,7 +24,7 @@ TOY = (
     "output.figures=false",
     "tracking.kind=none",
     "analyses=[summary]",
-    "workers=1",
+    "executor=here",
 )
 
 

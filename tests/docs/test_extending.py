@@ -25,7 +25,7 @@ COMMANDS = {
     if (found := re.search(r"plugins=\[(\w+\.py)\]", command))
 }
 LOG = re.search(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking.kind=none", "workers=1")
+TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking.kind=none", "executor=here")
 SMALL = ("workload.documents=2", "workload.questions_per_document=3")
 
 
@@ -148,10 +148,10 @@ def test_all_plugins_run_in_two_processes(here: Path):
     )
     every = f"plugins=[{','.join(FILES)}]"
     once = ("workload.questions_per_document=null", "output.figures=true", "only=[mine,kv_only]")
-    folder, summary = run(here, every, *mine, *once, "workers=2")
+    folder, summary = run(here, every, *mine, *once, "executor=local", "workers=2")
     assert summary["longest_prompt"] == 700
     assert (folder / "figures" / "prompt_lengths.png").is_file()
-    alone, _ = run(here, every, *mine, *once, "workers=1", "output.run=alone", "output.figures=false")
+    alone, _ = run(here, every, *mine, *once, "output.run=alone", "output.figures=false")
     for arm in ("mine", "kv_only"):
         assert (folder / "records" / f"{arm}.jsonl").read_bytes() == (alone / "records" / f"{arm}.jsonl").read_bytes()
 
@@ -253,7 +253,7 @@ MINE = ("+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "only=[m
 RULE = "return Rule(lambda info: (max(1, int(share * info.prompt)),))"
 
 
-@pytest.mark.parametrize("workers", ["workers=1", "workers=2", "executor=here"])
+@pytest.mark.parametrize("executor", ["{kind: local, workers: 1}", "{kind: local, workers: 2}", "here"])
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -266,11 +266,11 @@ RULE = "return Rule(lambda info: (max(1, int(share * info.prompt)),))"
         ("exit('done')", r"it ended the program with 'done'; .*"),
     ],
 )
-def test_error_in_a_plugin_names_its_line(workers: str, wrong: str, words: str, here: Path):
+def test_error_in_a_plugin_names_its_line(executor: str, wrong: str, words: str, here: Path):
     (here / "bad.py").write_text(FILES["middle.py"].replace("info.prompt", wrong))
     line = 1 + (here / "bad.py").read_text().splitlines().index(f"    {RULE.replace('info.prompt', wrong)}")
     with pytest.raises(ValueError, match=rf"^plugins={here}/bad.py:{line}: {words}; SPANLAB_TRACEBACK=1 shows"):
-        run(here, "plugins=[bad.py]", workers, *MINE)
+        run(here, "plugins=[bad.py]", f"executor={executor}", *MINE)
 
 
 def test_user_error_of_a_plugin_gets_its_line(here: Path):

@@ -12,13 +12,15 @@ from spanlab.records import LOSS_CAUSES
 from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
 
+from .conftest import NO_LOAD
+
 FEW = {
     "quality_sim": ("workload.documents=4", "workload.questions_per_document=3"),
     "pic_sim": ("workload.rag.requests=40",),
     "interval_sim": ("workload.synthetic.prompt_tokens=20000",),
 }
 FEW["hybrid_policies_sim"] = (*FEW["quality_sim"], "sweep=[]", "analyses=[summary]")
-SHORT = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "output.run=x", "tracking=none")
+SHORT = ("executor=here", "seeds=[0]", *NO_LOAD, "output.figures=false", "output.run=x", "tracking=none")
 UNLIMITED, TIGHT = "store=unlimited", "store.total_gib=2"
 DEFAULT = [("quality_sim", "own_rules"), ("pic_sim", "presets")]
 HYBRID = ("presets_hybrid", "checkpoints", "state_rules", "evictions")

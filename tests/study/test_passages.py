@@ -14,7 +14,7 @@ TOY = (
     "load.rates_rps=[]",
     "load.arms=[]",
     "store.total_gib=0.5",
-    "workers=1",
+    "executor=here",
     "output.figures=false",
     "tracking.kind=none",
 )

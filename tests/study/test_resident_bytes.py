@@ -10,7 +10,9 @@ from spanlab.study.numbers import ArmFiles
 from spanlab.study.run import run_study
 from spanlab_sim.run import ModelledBackend
 
-SHORT = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "output.run=x", "tracking=none")
+from .conftest import NO_LOAD
+
+SHORT = ("executor=here", "seeds=[0]", *NO_LOAD, "output.figures=false", "output.run=x", "tracking=none")
 HYBRID = ("quality_sim", "workload.documents=6", "workload.questions_per_document=4", "store.total_gib=3")
 PASSAGES = ("pic_sim", "workload.rag.requests=80", "store.total_gib=2")
 CASES = [

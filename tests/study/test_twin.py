@@ -17,18 +17,9 @@ from spanlab_sim.timings import Rates
 
 from ..support.files import write_lines
 from ..support.shared import TRACES, needs
-from .twin_logs import DEVICE, EXPERTS, HYBRID, LIMITS, MEMORY, MODEL, RATES, served, write
+from .twin_logs import DEVICE, EXPERTS, GIVEN, HYBRID, LIMITS, MEMORY, OF_SERVER, RATES, served, twin, write
 
 LOGS = TRACES / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
-GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
-
-
-def twin(root: Path, log: Path, *overrides: str) -> dict[str, Any]:
-    study = compose("twin", [*GIVEN, f"log={log}", *overrides])
-    folder = run_study(study, "twin", root, show=False)
-    assert folder == root / "twin" / "x"
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
-    return summary
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +234,7 @@ def test_a_bad_line_is_refused_in_a_sentence(change, message, tmp_path: Path):
 def test_settings_of_the_server_that_cannot_be_are_named(meta: str, message: str, tmp_path: Path):
     (write(tmp_path, []) / "meta.json").write_text(meta)
     with pytest.raises(ValueError, match=f"meta.json: {message}"):
-        server_of(compose("twin", [f"log={tmp_path}", f"model={MODEL}", f"hardware={DEVICE}"]))
+        server_of(compose("twin", [f"log={tmp_path}", *OF_SERVER]))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from spanlab.cli import compose
 from spanlab.study.run import run_study
 
-from .twin_logs import DEVICE, HYBRID, MODEL, RATES
+from . import twin_logs
+from .twin_logs import HYBRID, MODEL, RATES
 from .twin_runs import Server, write_run
 
-GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}", "twin.draws=8")
 SLOW, FAST = (("arrivals=poisson", f"arrivals.rate_rps={rate}") for rate in (6, 11))
 OTHER_PROMPTS = ("workload.synthetic.groups=20", "workload.synthetic.requests_per_group=6", "workload.output_tokens=20")
 SMALL = Server(blocks=500)
@@ -21,9 +21,7 @@ SMALL = Server(blocks=500)
 
 def twin(root: Path, log: Path, *overrides: str, predict: tuple[Path, ...] = ()) -> dict[str, Any]:
     folders = f"twin.predict=[{','.join(map(str, predict))}]"
-    folder = run_study(compose("twin", [*GIVEN, f"log={log}", folders, *overrides]), "twin", root, show=False)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
-    return summary
+    return twin_logs.twin(root, log, "twin.draws=8", folders, *overrides)
 
 
 @pytest.fixture(scope="module")

@@ -10,24 +10,16 @@ import pytest
 from spanlab.analyses.twin_forward import read_forwards
 from spanlab.analyses.twin_metrics import read_sums
 from spanlab.cli import compose
-from spanlab.study.run import run_study
 from spanlab.workloads.logs.read import LogSettings, read_log
 from spanlab_sim.timings import Deployment, Rates
 
 from ..support.files import write_lines
 from .forward_results import CASES, case, forward_s, write_forwards
 from .metrics_scrapes import scrape, write_scrapes
-from .twin_logs import DEVICE, EXPERTS, LIMITS, MEMORY, MODEL, RATES, lines, served, simulated, write
+from .twin_logs import DEVICE, EXPERTS, LIMITS, MEMORY, OF_SERVER, RATES, lines, served, simulated, twin, write
 
-GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
-STUDY = compose("twin", [f"model={MODEL}", f"hardware={DEVICE}", "log=none.jsonl"])
+STUDY = compose("twin", [*OF_SERVER, "log=none.jsonl"])
 ONE = Deployment()
-
-
-def twin(root: Path, log: Path, *overrides: str) -> dict[str, Any]:
-    study = compose("twin", [*GIVEN, f"log={log}", *overrides])
-    summary: dict[str, Any] = json.loads((run_study(study, "twin", root, show=False) / "summary.json").read_bytes())
-    return summary
 
 
 # ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""Logs of servers with known rates, made by the simulator."""
+"""Logs of servers with known rates, made by the simulator, and the analysis `twin` of them."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from spanlab.cli import compose
 from spanlab.core.admission import BatchRules
 from spanlab.core.request import Request, Span
+from spanlab.study.run import run_study
 from spanlab_sim.lockstep import Memory, Times, serve_log
 from spanlab_sim.timings import Deployment, FittedTiming, Rates
 
@@ -20,6 +22,17 @@ MONOTONIC = 5000.0  # the server's own clock at the first arrival
 UNIX = 1.7e9
 MODEL, DEVICE, EXPERTS, HYBRID = "llama-3.1-8b", "rtx4090", "qwen3-30b-a3b", "qwen3.5-4b"
 MEMORY = Memory(2500, 16, 1)
+OF_SERVER = (f"model={MODEL}", f"hardware={DEVICE}")
+GIVEN = ("executor=here", "output.figures=false", "output.run=x", *OF_SERVER)
+
+
+def twin(root: Path, log: Path, *overrides: str) -> dict[str, Any]:
+    """The summary of the analysis of a log."""
+    study = compose("twin", [*GIVEN, f"log={log}", *overrides])
+    folder = run_study(study, "twin", root, show=False)
+    assert folder == root / "twin" / "x"
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+    return summary
 
 
 def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **changes: Any) -> list[dict[str, Any]]:
@@ -27,9 +40,10 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
     return lines(*simulated(requests, rate_rps, rates, **changes))
 
 
+@cache
 def simulated(requests: int, rate_rps: float, rates: Rates, **changes: Any) -> tuple[list[Request], Times]:
-    """Requests with Poisson arrivals and lognormal lengths, and their times."""
-    settings = changes.pop("settings", (f"model={MODEL}", f"hardware={DEVICE}"))
+    """Requests with Poisson arrivals and lognormal lengths, and their times; not to be changed."""
+    settings = changes.pop("settings", OF_SERVER)
     study, random = compose("twin", list(settings)), np.random.default_rng(5)
     arrived = np.cumsum(random.exponential(1 / rate_rps, requests)) * 1e9
     prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, changes.pop("longest", 4000))

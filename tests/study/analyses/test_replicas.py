@@ -19,7 +19,7 @@ SMALL = (
     "sweep=[]",
     "tracking.kind=none",
     "output.figures=false",
-    "workers=1",
+    "executor=here",
 )
 
 

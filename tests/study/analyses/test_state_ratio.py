@@ -16,7 +16,7 @@ TOY = (
     "workload.questions_per_document=2",
     "seeds=[0]",
     "sweep=[]",
-    "workers=1",
+    "executor=here",
     "output.figures=false",
 )
 

@@ -7,6 +7,8 @@ from statistics import fmean
 
 import pytest
 
+from ..conftest import NO_LOAD
+
 SEEDS = (0, 1, 2)
 STUDY = (
     "workload.documents=4",
@@ -16,6 +18,7 @@ STUDY = (
     "warmup_fraction=0.2",
     "workers=2",
 )
+ALONE = ("executor=here", *NO_LOAD)
 COUNTED = 32 - 6
 CAUSES = (
     "never_seen",
@@ -215,16 +218,16 @@ def test_loads_are_reported_for_the_arms_that_ran_them(study, summary):
 
 
 def test_one_seed_and_one_document_have_no_intervals(run_here, summary_of, tmp_path: Path):
-    overrides = ("workload.documents=1", "workload.questions_per_document=6", "seeds=[5]", "load.rates_rps=[]")
-    summary = summary_of(run_here(tmp_path, "smoke", *overrides, "load.arms=[]", "arrivals.rate_rps=1", "workers=1"))
+    overrides = ("workload.documents=1", "workload.questions_per_document=6", "seeds=[5]", "arrivals.rate_rps=1")
+    summary = summary_of(run_here(tmp_path, "smoke", *overrides, *ALONE))
     for arm in summary["arms"].values():
         assert set(arm["ttft_s_interval"].values()) == {None}
         assert (arm["speedup"]["low"], arm["speedup"]["high"]) == (None, None)
 
 
 def test_one_seed_has_intervals_over_documents(run_here, summary_of, tmp_path: Path):
-    overrides = ("workload.documents=3", "workload.questions_per_document=3", "seeds=[5]", "load.rates_rps=[]")
-    summary = summary_of(run_here(tmp_path, "smoke", *overrides, "load.arms=[]", "arrivals.rate_rps=1", "workers=1"))
+    overrides = ("workload.documents=3", "workload.questions_per_document=3", "seeds=[5]", "arrivals.rate_rps=1")
+    summary = summary_of(run_here(tmp_path, "smoke", *overrides, *ALONE))
     low, high = summary["arms"]["none"]["ttft_s_interval"]["mean"]
     assert 0 < low < summary["arms"]["none"]["ttft_s"]["mean"] < high
 
@@ -232,8 +235,8 @@ def test_one_seed_has_intervals_over_documents(run_here, summary_of, tmp_path: P
 def test_an_overloaded_arm_has_no_mean_and_no_speedup(run_here, summary_of, tmp_path: Path):
     """The longer the run, the greater the ratio: 153 times, 323 times and 460 times were once printed."""
     fast = ("workload.documents=12", "workload.questions_per_document=18", "seeds=[0]", "only=[none,boundary]")
-    slow = ("model=qwen3.5-27b", "store.total_gib=64", "arrivals.rate_rps=3", "load.rates_rps=[]", "load.arms=[]")
-    summary = summary_of(run_here(tmp_path, "quality_sim", *fast, *slow, "workers=1"))
+    slow = ("model=qwen3.5-27b", "store.total_gib=64", "arrivals.rate_rps=3")
+    summary = summary_of(run_here(tmp_path, "quality_sim", *fast, *slow, *ALONE))
     none, boundary = summary["arms"]["none"], summary["arms"]["boundary"]
     assert none["stationarity"]["verdict"] == "saturated"
     assert none["utilisation"] > 1
@@ -248,17 +251,15 @@ def test_arrivals_that_nothing_draws_run_one_seed(run_here, summary_of, tmp_path
     """Equal runs once made three seeds and intervals of no width."""
     arrivals = ("arrivals=deterministic", "arrivals.rate_rps=2", "arrivals.order=as_given", "seeds=[0,1,2]")
     workload = ("workload.documents=2", "workload.questions_per_document=3", "only=[none,boundary]")
-    summary = summary_of(
-        run_here(tmp_path, "smoke", *arrivals, *workload, "load.rates_rps=[]", "load.arms=[]", "workers=1")
-    )
+    summary = summary_of(run_here(tmp_path, "smoke", *arrivals, *workload, *ALONE))
     assert summary["seeds"] == [0]
     assert summary["arms"]["none"]["requests"] == 6
     assert any("nothing is drawn" in line for line in summary["caveats"])
 
 
 def test_without_the_baseline_there_is_no_speedup(run_here, summary_of, tmp_path: Path):
-    overrides = ("workload.documents=2", "workload.questions_per_document=3", "load.rates_rps=[]", "load.arms=[]")
-    summary = summary_of(run_here(tmp_path, "smoke", *overrides, "only=[boundary]", "workers=1"))
+    overrides = ("workload.documents=2", "workload.questions_per_document=3", "only=[boundary]")
+    summary = summary_of(run_here(tmp_path, "smoke", *overrides, *ALONE))
     assert summary["arms"]["boundary"]["speedup"] is None
     assert summary["arms"]["boundary"]["share_of_bound"] > 0
 

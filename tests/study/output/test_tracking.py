@@ -58,7 +58,7 @@ def fake(monkeypatch) -> FakeWandb:
 
 
 def track(root: Path, *overrides: str) -> Path:
-    return run_study(compose("smoke", [*TOY, "tracking=wandb", *overrides]), "smoke", root)
+    return run_study(compose("smoke", [*TOY, "executor=here", "tracking=wandb", *overrides]), "smoke", root)
 
 
 def call_main(monkeypatch, *overrides: str) -> None:
@@ -229,24 +229,18 @@ def test_a_terminal_without_a_character_gets_its_twin(encoding: str, monkeypatch
 
 
 @pytest.mark.parametrize("stdout", ["full", "closed", "left"])
-def test_a_stdout_that_cannot_be_written_hides_nothing(stdout: str, started, tmp_path: Path):
+def test_a_stdout_or_home_that_cannot_be_written_hides_nothing(stdout: str, started, tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
     options: dict[str, Any] = {"stdout": open("/dev/full", "w") if stdout == "full" else writing}  # noqa: SIM115
     if stdout == "closed":
         options["preexec_fn"] = lambda: os.close(1)
-    process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", **options)
+    options["env"] = os.environ | {"HOME": "/proc/none"}
+    tracking = "tracking.kind=wandb" if stdout == "full" else "tracking=none"
+    process = started(tmp_path, "smoke", *TOY, tracking, "output.run=mine", **options)
     stderr = process.communicate(timeout=120)[1]
     os.close(writing)
     assert process.returncode == 0, stderr
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
     assert ("stdout cannot be written" in stderr) == (stdout != "closed")
     assert "Exception" not in stderr
-
-
-def test_a_home_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
-    environment = os.environ | {"HOME": "/proc/none"}
-    process = started(tmp_path, "smoke", *TOY, "tracking.kind=wandb", "output.run=mine", env=environment)
-    stderr = process.communicate(timeout=120)[1]
-    assert process.returncode == 0, stderr
-    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
