@@ -26,6 +26,8 @@ hypothesis.settings.load_profile("repeatable")
 # Tests run one per core. A process with threads of torch is not forked, and patches would not reach its workers.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+gc.set_threshold(100_000)  # instead of 700, as the console script does it
+
 
 @pytest.fixture(scope="module", autouse=True)
 def few_to_collect() -> None:

@@ -14,8 +14,9 @@ import pytest
 import spanlab
 from spanlab.records import Record
 
-from ..support.script import SCRIPT
+from ..conf.conftest import spanlab as _spanlab
 
+spanlab_script = _spanlab  # a fixture
 TOY = (
     "workload.documents=2",
     "workload.questions_per_document=3",
@@ -50,9 +51,9 @@ def test_summary_runs_and_details_agree(result):
     assert result.config["workload"]["documents"] == 2
 
 
-def test_the_run_has_the_name_that_the_command_line_gives(result, tmp_path: Path):
-    command = [SCRIPT, "-cn", "smoke", *TOY, "seeds=[0,1]", f"output.root={tmp_path}"]
-    subprocess.run(command, check=True, capture_output=True)
+def test_the_run_has_the_name_that_the_command_line_gives(result, tmp_path: Path, spanlab_script):
+    done = spanlab_script("-cn", "smoke", *TOY, "seeds=[0,1]", f"output.root={tmp_path}")
+    assert done.code == 0, done.err
     (run,) = (path.parent for path in tmp_path.glob("*/*/summary.json"))
     assert run.name == result.folder.name
     assert spanlab.load(run).records.equals(result.records)

@@ -16,10 +16,12 @@ from spanlab.core.repair import MapRules, map_bytes
 from spanlab.model_files import find_spec
 from spanlab.report.style import write_figure
 
+from ..conf.conftest import spanlab as _spanlab
 from ..support.prose import FENCE, long_sentences, sentences
-from ..support.script import ROOT, SCRIPT, docs_script
+from ..support.script import ROOT, docs_script
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
+spanlab = _spanlab  # a fixture
 README_LINES, DRAWING_LINE = 130, 15
 GROUPS = ["Start", "Run", "Methods", "Your server", "Extend", "Reference"]
 
@@ -75,9 +77,10 @@ def test_readme_shows_the_drawing_of_concepts_first():
     assert page[: page.index(drawing)].count("\n") < DRAWING_LINE
 
 
-def test_first_command_prints_what_readme_shows(tmp_path: Path):
-    command = [SCRIPT, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_first_command_prints_what_readme_shows(tmp_path: Path, spanlab):
+    done = spanlab("-cn", "smoke", "output.figures=false", f"output.root={tmp_path}")
+    assert done.code == 0, done.err
+    printed = done.out
     lines = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
     example = fenced(ROOT / "README.md", "")[0].splitlines()  # the drawing is a block of text
     assert example[-1].rstrip("…") in printed

@@ -49,7 +49,7 @@ def taking_turns(folder: Path, prompts: int, rounds: int, tokens: int, gap_s: fl
 
 
 def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
-    log = lengths(tmp_path, 200, gap_s=1.0)
+    log = lengths(tmp_path, 100, gap_s=1.0)
     settings = "plan.search=[load]", "plan.shakes=1", "plan.resolution=0.01", "slo.queue_mean_s=0.0001"
     summary = planned(tmp_path, f"log={log}", *settings)
     served = 1.0 / SERVICE_S
@@ -60,8 +60,8 @@ def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
 
 
 def pairs(folder: Path, gap_s: float) -> Path:
-    """A log of 120 pairs of equal requests, one pair a second."""
-    times = (datetime(2024, 1, 1) + timedelta(seconds=index // 2 + index % 2 * gap_s) for index in range(240))
+    """A log of 60 pairs of equal requests, one pair a second."""
+    times = (datetime(2024, 1, 1) + timedelta(seconds=index // 2 + index % 2 * gap_s) for index in range(120))
     rows = (f"{time:%Y-%m-%d %H:%M:%S.%f},100,1" for time in times)
     return write_lines(folder / "pairs.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", *rows)
 
@@ -108,7 +108,7 @@ def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
 
 
 def test_least_memory_holds_prompts_that_take_turns(tmp_path: Path):
-    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
+    log = taking_turns(tmp_path, prompts=8, rounds=9, tokens=320, gap_s=1.0)
     settings = "plan.search=[memory]", "plan.shakes=1", "plan.resolution=0.005"
     summary = planned(tmp_path, f"log={log}", *settings, "workload.output_tokens=1", "slo.ttft_p50_s=0.0165")
     blocks = 8 * 20
@@ -132,7 +132,7 @@ def test_target_below_prefill_says_prefill_is_why(tmp_path: Path):
 
 
 def test_overload_is_why_memory_does_not_help(tmp_path: Path):
-    log = lengths(tmp_path, 200, gap_s=SERVICE_S / 2)
+    log = lengths(tmp_path, 120, gap_s=SERVICE_S / 2)
     summary = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_p50_s=0.2")
     assert "memory will not help: the load exceeds saturation, 2 times what can be served" in summary["verdict"]
     assert summary["least_gib"] is None
@@ -151,7 +151,7 @@ def test_log_without_times_has_no_load(tmp_path: Path):
 
 @pytest.mark.parametrize(("blocks", "meets"), [(200, True), (120, False)])
 def test_memory_search_ends_at_what_the_device_holds(tmp_path: Path, blocks: int, meets: bool):
-    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
+    log = taking_turns(tmp_path, prompts=8, rounds=9, tokens=320, gap_s=1.0)
     room = blocks * 16 * TOKEN_GIB
     device = "timing=roofline", f"hardware.memory_gib={room + 14.95703125}", "hardware.host_s=0"
     settings = "plan.search=[memory]", "plan.shakes=1", "workload.output_tokens=1", "store=unlimited"
@@ -235,7 +235,7 @@ def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
 
 
 def test_least_tier_holds_what_the_device_cannot(tmp_path: Path):
-    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
+    log = taking_turns(tmp_path, prompts=8, rounds=9, tokens=320, gap_s=1.0)
     device = f"store.total_gib={3 * 320 * TOKEN_GIB:.9f}"
     host = "+tier@store.tiers.host=dram", "store.tiers.host.bandwidth_gb_s=1e6", "store.tiers.host.latency_s=0"
     settings = "plan.search=[tier]", "plan.shakes=1", "plan.resolution=0.01", "workload.output_tokens=1"

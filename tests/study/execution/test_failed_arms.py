@@ -69,11 +69,10 @@ def complete_run(tmp_path_factory):
     return run_study(study, "smoke", tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("name", ERRORS)
 def test_the_others_run_on_and_resume_tries_again(
-    name: str, failing, complete_run, run_here, files_of, summary_of, capsys, monkeypatch, tmp_path: Path
+    failing, complete_run, run_here, files_of, summary_of, capsys, monkeypatch, tmp_path: Path
 ):
-    error, ending = ERRORS[name]
+    error, ending = ERRORS["the pool"]
     recovered = failing(error, "block_512", "dp_3")
     with pytest.raises(ValueError, match=r"^2 of 7 arms failed, the others are reported: arms.block_512 ran out"):
         run_here(tmp_path, "smoke", *NAMED)
@@ -221,11 +220,17 @@ def test_run_stopped_while_it_draws_is_marked_until_resumed(error, run_here, mon
     assert list(again.parent.glob("mine.*")) == []
 
 
-@pytest.mark.parametrize("error", [*ERRORS, "a thread"])
-def test_memory_outside_an_arm_gets_a_sentence(error: str):
-    raised = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
-    assert is_user_error(raised)
-    assert sentence(raised)
+@pytest.mark.parametrize("name", ERRORS)
+def test_each_lack_of_memory_is_described(name: str):
+    error, ending = ERRORS[name]
+    assert str(out_of_memory(error)).endswith(ending)
+    assert is_user_error(error)
+    assert sentence(error)
+
+
+def test_a_lack_of_threads_is_a_users_error_and_others_are_faults():
+    assert is_user_error(RuntimeError("can't start new thread"))
+    assert sentence(RuntimeError("can't start new thread"))
     assert not is_user_error(RuntimeError("shapes do not match"))
 
 
