@@ -1,5 +1,6 @@
 """Every file of every group can be chosen, and becomes objects that serve requests."""
 
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from spanlab.study.jobs import build_arrivals
 from spanlab_sim.run import simulate
 from spanlab_sim.timings import TERMS, Profile
 
+from .conftest import TOY
+
 CHOICES: dict[str, list[str]] = {name: list(described(name)) for name in groups()}
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
@@ -29,7 +32,7 @@ PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/te
 FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
 NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/analyses/test_decay.py
 ELSEWHERE = (FITTED, NOVEL, BY_ARM, PLUGIN)
-FREE = ("arrivals", "batch", "hardware", "preamble", "store", "timing", "tracking", "strategy")
+FREE = ("arrivals", "batch", "hardware", "preamble", "store", "timing", "tracking")
 BESIDE = ("model", "workload", "executor", "device")
 
 
@@ -44,7 +47,7 @@ def rounds(groups: tuple[str, ...]) -> list[dict[str, str]]:
 
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
 OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/test_first_light.py
-_APART = (*FREE, *BESIDE, OF_ANSWERS, OF_FIRST_LIGHT)
+_APART = (*FREE, *BESIDE, "strategy", OF_ANSWERS, OF_FIRST_LIGHT)
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in _APART]
 for _choice in (("arms", "answers"), ("arms", "repair_budgets")):
     BOUND.remove(_choice)
@@ -60,7 +63,7 @@ OF_ATTENTION = [*OF_SPANS, "lmcache", "mistralrs_0_9", "llama_cpp"]
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
     """How a user would choose this file in the smoke entry."""
-    chosen = [f"+strategy@arms.mine={name}"] if group == "strategy" else [f"{group}={name}"]
+    chosen = [f"{group}={name}"]
     if (group, name) == ("workload", "tokenised"):
         chosen.append(f"workload.path={parquet}")
     if group == "workload" and name in MADE:
@@ -77,8 +80,6 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen += ["arms=attention", "store.total_gib=16"]
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")
-    if group == "strategy" and name in OF_ATTENTION:
-        chosen += ["model=llama-3.2-1b", "arms=attention"]
     if group == "fidelity":
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
     if group in ("compared", "device", "size", "traffic", "split"):
@@ -138,8 +139,7 @@ def check_named(study: Study, group: str, name: str) -> None:
 def test_free_choices_serve_requests(chosen: dict[str, str], toy, toy_parquet: Path):
     typed = [word for group, name in chosen.items() for word in overrides(group, name, toy_parquet)]
     study = compose("smoke", [*(word for word in toy if word != "tracking.kind=none"), *typed])
-    beside = "radix_1" if chosen.get("strategy") in OF_ATTENTION else "boundary"
-    check_serves(study, [beside, "mine"] if "strategy" in chosen else list(study.arms))
+    check_serves(study, ["none", "boundary"] if chosen.keys() <= set(FREE) else list(study.arms))
     for group, name in chosen.items():
         check_named(study, group, name)
 
@@ -151,12 +151,24 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
     check_named(study, group, name)
 
 
-def test_a_strategy_places_as_it_is_called(toy):
+@cache
+def strategies(of_attention: bool) -> Study:
+    """A study in which the arm my_NAME has the strategy NAME."""
+    names = [name for name in CHOICES["strategy"] if (name in OF_ATTENTION) == of_attention]
+    model = ("model=llama-3.2-1b", "arms=attention") if of_attention else ()
+    return compose("smoke", [*TOY, *model, *(f"+strategy@arms.my_{name}={name}" for name in names)])
+
+
+@pytest.mark.parametrize("name", CHOICES["strategy"])
+def test_a_strategy_serves_requests(name: str):
+    check_serves(strategies(name in OF_ATTENTION), [f"my_{name}"])
+
+
+def test_a_strategy_places_as_it_is_called():
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
     named |= {"planned", "learned", "dp_shared"}
     names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS]]
-    arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
-    kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
+    kinds = {name: strategies(False).arms[f"my_{name}"].placement.kind for name in names}
     named |= {"retention", "second_hit", "chunk_end", "branch_else_last", "response_end"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "marconi": "branch"}
@@ -164,13 +176,12 @@ def test_a_strategy_places_as_it_is_called(toy):
     assert kinds == expected | several
 
 
-def test_span_strategies_have_the_repair_of_their_name(toy):
+def test_span_strategies_have_the_repair_of_their_name():
     repairs = {"lego_link": "first", "cache_blend": "deviation"}
     repairs |= {"query_aware": "attention", "neighbour_aware": "neighbours"}
-    typed = [f"+strategy@arms.my_{name}={name}" for name in OF_SPANS]
-    arms = compose("smoke", [*toy, "model=llama-3.2-1b", "arms=attention", *typed]).arms
-    assert {arms[f"my_{name}"].placement.kind for name in OF_SPANS} == {"none"}
-    kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
+    arms = {name: strategies(True).arms[f"my_{name}"] for name in OF_SPANS}
+    assert {arm.placement.kind for arm in arms.values()} == {"none"}
+    kinds = {name: arm.spans.repair.kind for name, arm in arms.items()}
     assert kinds == {name: repairs.get(name, "none") for name in kinds}
     assert set(repairs) < set(kinds)
     assert len(kinds) == 6
@@ -200,7 +211,8 @@ def test_methods_and_controls_differ_only_as_named(toy):
 
 
 def test_the_arms_of_hybrids_differ_in_the_form_of_their_maps(toy):
-    arms = compose("smoke", [*toy, "arms=hybrid_pic"]).arms
+    study = compose("smoke", [*toy, "arms=hybrid_pic"])
+    arms = study.arms
     maps = {name: arm.spans.maps for name, arm in arms.items() if arm.spans is not None}
     assert {name: (one.form, one.rank, one.dtype) for name, one in maps.items()} == {
         "pic_exact": ("exact", None, "float32"),
@@ -213,6 +225,6 @@ def test_the_arms_of_hybrids_differ_in_the_form_of_their_maps(toy):
     }
     assert {arms[name].placement.kind for name in maps} == {"boundary"}
     for name in maps:
-        rules = build_policy(compose("smoke", [*toy, "arms=hybrid_pic"]), arms[name], 0, 100).rules
+        rules = build_policy(study, arms[name], 0, 100).rules
         assert (rules.layout.__name__, rules.maps) == ("composable", maps[name])
         assert rules.repair.tokens == (16 if name == "pic_repaired" else 0)
