@@ -56,7 +56,9 @@ def test_a_heavy_study_says_that_it_could_be_compiled(no_build, monkeypatch, tmp
     monkeypatch.setattr(run, "HEAVY", heavy)
     monkeypatch.setattr(run, "missing", lambda: lacks)
     arms = ["only=[none]", "seeds=[0]", "load.rates_rps=[]", "load.arms=[]"]
-    study = compose("smoke", [*arms, f"compiled={override}", "output.figures=false", "tracking=none", "executor=here"])
+    study = compose(
+        "smoke", [*arms, f"compiled={override}", "output.figures=false", "tracking.kind=none", "executor.kind=here"]
+    )
     console = Console(file=io.StringIO(), width=240)
     run.run_study(study, "smoke", tmp_path, show=False, host=run.Host(console=console))
     line = "48 requests are simulated uncompiled; compiled=always compiles the simulator once, and takes two thirds"
@@ -107,7 +109,7 @@ def real_build():
 def test_compiled_records_are_equal_to_the_byte(real_build, tmp_path, entry):
     start = f"import sys; from spanlab.cli import main; sys.argv = ['spanlab', '-cn', '{entry}', *sys.argv[1:]]; main()"
     (tmp_path / "start_study.py").write_text(start)
-    given = "seeds=[0]", "tracking=none", "output.figures=false", "output.run=x"
+    given = "seeds=[0]", "tracking.kind=none", "output.figures=false", "output.run=x"
     written = {}
     for mode in ("never", "always"):
         root = tmp_path / mode

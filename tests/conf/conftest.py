@@ -24,7 +24,7 @@ TOY = (
     "output.figures=false",
     "tracking.kind=none",
     "analyses=[summary]",
-    "executor=here",
+    "workers=1",
 )
 
 

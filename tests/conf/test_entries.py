@@ -100,7 +100,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
 
 @pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_STUDY + SWEEPS + LIVE])
 def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
-    here = ("executor=here", f"output.root={tmp_path}", "output.run=toy")  # no process that would load torch again
+    here = ("executor.kind=here", f"output.root={tmp_path}", "output.run=toy")  # no process that would load torch again
     done = spanlab("-cn", entry, *toy, *own.get(entry, ()), *here)
     assert done.code == 0, done.err
     (folder,) = tmp_path.glob("*/toy")

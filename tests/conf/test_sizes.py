@@ -62,7 +62,7 @@ def test_a_27b_group_is_a_sixteenth_of_quality_sim():
 
 
 def test_the_toy_shows_what_dense_states_cost(spanlab, tmp_path: Path):
-    quiet = ("output.figures=false", "tracking.kind=none", "executor=here", f"output.root={tmp_path}")
+    quiet = ("output.figures=false", "tracking.kind=none", "executor.kind=here", f"output.root={tmp_path}")
     done = spanlab("-cn", "quality_clean", "backend=sim", *quiet)
     assert done.code == 0, done.err
     (path,) = tmp_path.glob("*/*/summary.json")

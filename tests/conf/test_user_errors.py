@@ -247,9 +247,9 @@ USER_ERRORS = (
         "executor=dask",
         "executor.address=None with executor.kind=dask: expected the scheduler's tcp://HOST:PORT",
     ),
-    ("executor.address=tcp://a:1", "… with executor.kind=here"),
+    ("executor.address=tcp://a:1", "… with executor.kind=local"),
     (
-        "workers=1 executor=dask executor.address=tcp://a:1",
+        "executor=dask executor.address=tcp://a:1",
         "workers=1 with executor.kind=dask: expected null",
     ),
     ("workload.documents=0", f"…: {ABOVE_ZERO}"),

@@ -25,7 +25,14 @@ COMMANDS = {
     if (found := re.search(r"plugins=\[(\w+\.py)\]", command))
 }
 LOG = re.search(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking.kind=none", "executor=here")
+TOY = (
+    "seeds=[0]",
+    "load.rates_rps=[]",
+    "load.arms=[]",
+    "output.figures=false",
+    "tracking.kind=none",
+    "executor.kind=here",
+)
 SMALL = ("workload.documents=2", "workload.questions_per_document=3")
 
 

@@ -10,7 +10,7 @@ from spanlab.study.run import run_study
 
 from ..support.files import write_lines
 
-GIVEN = ("executor=here", "output.figures=false", "output.run=x")
+GIVEN = ("executor.kind=here", "output.figures=false", "output.run=x")
 _WORDS = "amber basin cobalt dune estuary fjord glacier harbour inlet jetty kelp lagoon meadow nectar orchard"
 WORDS = _WORDS.split()
 

@@ -22,7 +22,7 @@ TOY = (
     "load.rates_rps=[]",
     "load.arms=[]",
     "only=[none,boundary]",
-    "executor=here",
+    "executor.kind=here",
 )
 
 

@@ -19,7 +19,7 @@ TOY = (
     "seeds=[0]",
     "load.rates_rps=[]",
     "load.arms=[]",
-    "executor=here",
+    "executor.kind=here",
 )
 FORMS = ("pic_exact", "pic_exact_bf16", "pic_low_rank_4", "pic_scalar", "pic_sum", "pic_last", "pic_repaired")
 

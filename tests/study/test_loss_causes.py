@@ -20,7 +20,7 @@ FEW = {
     "interval_sim": ("workload.synthetic.prompt_tokens=20000",),
 }
 FEW["hybrid_policies_sim"] = (*FEW["quality_sim"], "sweep=[]", "analyses=[summary]")
-SHORT = ("executor=here", "seeds=[0]", *NO_LOAD, "output.figures=false", "output.run=x", "tracking=none")
+SHORT = ("executor.kind=here", "seeds=[0]", *NO_LOAD, "output.figures=false", "output.run=x", "tracking.kind=none")
 UNLIMITED, TIGHT = "store=unlimited", "store.total_gib=2"
 DEFAULT = [("quality_sim", "own_rules"), ("pic_sim", "presets")]
 HYBRID = ("presets_hybrid", "checkpoints", "state_rules", "evictions")

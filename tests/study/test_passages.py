@@ -14,7 +14,7 @@ TOY = (
     "load.rates_rps=[]",
     "load.arms=[]",
     "store.total_gib=0.5",
-    "executor=here",
+    "executor.kind=here",
     "output.figures=false",
     "tracking.kind=none",
 )

@@ -19,7 +19,7 @@ TOY = (
     "load.rates_rps=[]",
     "load.arms=[]",
     "store.total_gib=0.5",
-    "executor=here",
+    "executor.kind=here",
 )
 
 

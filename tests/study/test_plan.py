@@ -26,7 +26,7 @@ ONE_BY_ONE = (
 
 
 def planned(root: Path, *overrides: str) -> dict[str, Any]:
-    study = compose("plan", ["output.figures=false", "output.run=x", "executor=here", *ONE_BY_ONE, *overrides])
+    study = compose("plan", ["output.figures=false", "output.run=x", "executor.kind=here", *ONE_BY_ONE, *overrides])
     folder = run_study(study, "plan", root, show=False)
     assert folder == root / "plan" / "x"
     assert (folder / "report.html").is_file()
@@ -157,7 +157,7 @@ def test_memory_search_ends_at_what_the_device_holds(tmp_path: Path, blocks: int
     settings = "plan.search=[memory]", "plan.shakes=1", "workload.output_tokens=1", "store=unlimited"
     overrides = [f"log={log}", *settings, "slo.ttft_p50_s=0.006"]
     folder = run_study(
-        compose("plan", ["output.figures=false", "output.run=x", "executor=here", *overrides, *device]),
+        compose("plan", ["output.figures=false", "output.run=x", "executor.kind=here", *overrides, *device]),
         "plan",
         tmp_path,
         show=False,

@@ -12,7 +12,7 @@ from spanlab_sim.run import ModelledBackend
 
 from .conftest import NO_LOAD
 
-SHORT = ("executor=here", "seeds=[0]", *NO_LOAD, "output.figures=false", "output.run=x", "tracking=none")
+SHORT = ("executor.kind=here", "seeds=[0]", *NO_LOAD, "output.figures=false", "output.run=x", "tracking.kind=none")
 HYBRID = ("quality_sim", "workload.documents=6", "workload.questions_per_document=4", "store.total_gib=3")
 PASSAGES = ("pic_sim", "workload.rag.requests=80", "store.total_gib=2")
 CASES = [

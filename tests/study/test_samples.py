@@ -11,7 +11,7 @@ from spanlab.study.jobs import build_arrivals
 
 from .conftest import NO_LOAD
 
-TOY = ("workload.documents=3", "workload.questions_per_document=8", "executor=here", "seeds=[0,1]")
+TOY = ("workload.documents=3", "workload.questions_per_document=8", "executor.kind=here", "seeds=[0,1]")
 
 
 @pytest.mark.parametrize("kind", ["poisson", "gamma", "deterministic", "poisson_per_group"])

@@ -23,7 +23,7 @@ UNIX = 1.7e9
 MODEL, DEVICE, EXPERTS, HYBRID = "llama-3.1-8b", "rtx4090", "qwen3-30b-a3b", "qwen3.5-4b"
 MEMORY = Memory(2500, 16, 1)
 OF_SERVER = (f"model={MODEL}", f"hardware={DEVICE}")
-GIVEN = ("executor=here", "output.figures=false", "output.run=x", *OF_SERVER)
+GIVEN = ("executor.kind=here", "output.figures=false", "output.run=x", *OF_SERVER)
 
 
 def twin(root: Path, log: Path, *overrides: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from spanlab.cli import compose
 from spanlab.study.bounds import BarMissedError
 from spanlab.study.run import run_study
 
-SMALL = ("sweep=[]", "executor=here", "output.figures=false", "seeds=[0]")
+SMALL = ("sweep=[]", "executor.kind=here", "output.figures=false", "seeds=[0]")
 DOCUMENTS = "workload.repeated_documents"
 BATCH = (f"{DOCUMENTS}.repeats=9", f"{DOCUMENTS}.question_tokens=5")
 MIXED = ("workload.synthetic.groups=6", "workload.synthetic.requests_per_group=4", "store.total_gib=8")

@@ -13,7 +13,7 @@ from spanlab.study.run import run_study
 
 ENTRY = "hybrid_policies_sim"
 ARMS = ["vllm_0_32", "last", "boundary", "dp_3_branch"]
-TOY = ("workload.documents=3", "workload.questions_per_document=2", "seeds=[0,1]", "executor=here", "sweep=[]")
+TOY = ("workload.documents=3", "workload.questions_per_document=2", "seeds=[0,1]", "executor.kind=here", "sweep=[]")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ SMALL = (
     "sweep=[]",
     "tracking.kind=none",
     "output.figures=false",
-    "executor=here",
+    "executor.kind=here",
 )
 
 

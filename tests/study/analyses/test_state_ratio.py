@@ -16,7 +16,7 @@ TOY = (
     "workload.questions_per_document=2",
     "seeds=[0]",
     "sweep=[]",
-    "executor=here",
+    "executor.kind=here",
     "output.figures=false",
 )
 

@@ -19,7 +19,7 @@ TOY = (
     "workload.max_prompt_tokens=8192",
     "store.total_gib=2",
     "output.figures=false",
-    "executor=here",
+    "executor.kind=here",
 )
 
 

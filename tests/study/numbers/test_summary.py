@@ -18,7 +18,7 @@ STUDY = (
     "warmup_fraction=0.2",
     "workers=2",
 )
-ALONE = ("executor=here", *NO_LOAD)
+ALONE = ("executor.kind=here", *NO_LOAD)
 COUNTED = 32 - 6
 CAUSES = (
     "never_seen",

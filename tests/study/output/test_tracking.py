@@ -57,7 +57,7 @@ def fake(monkeypatch) -> FakeWandb:
 
 
 def track(root: Path, *overrides: str) -> Path:
-    return run_study(compose("smoke", [*TOY, "executor=here", "tracking=wandb", *overrides]), "smoke", root)
+    return run_study(compose("smoke", [*TOY, "executor.kind=here", "tracking=wandb", *overrides]), "smoke", root)
 
 
 def call_main(monkeypatch, *overrides: str) -> None:
