@@ -121,8 +121,8 @@ def check_group(group: Group, page_size: int) -> None:
             raise ValueError(f"offset of a span must lie in [0, {page_size}), its first page, not {span.offset}.")
         needed = -(-(span.offset + span.length) // page_size)
         if len(span.pages) != needed:
-            place = f"a span of length {span.length} at offset {span.offset}"
-            raise ValueError(f"pages of {place} must be {needed}, not {len(span.pages)}.")
+            subject = f"pages of a span of length {span.length} at offset {span.offset}"
+            raise ValueError(f"{subject} must be {needed}, not {len(span.pages)}.")
         if min(span.pages) < 0:
             raise ValueError(f"pages of a span must not be negative, as {min(span.pages)} is.")
 

@@ -165,14 +165,14 @@ class PolicyPoint:
 
 def policy_points(points: Sequence[SweepPoint]) -> list[PolicyPoint]:
     """Return the results of the analysis at the points that ran."""
-    found = []
+    ran = []
     for point in points:
         if point.summary is not None:
             values = [value for key, value in point.settings.items() if key != BUDGET]
             panel = " ".join(values) or point.summary["workload"]["kind"]
             findings = point.summary["policies"]
-            found.append(PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"]))))
-    return found
+            ran.append(PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"]))))
+    return ran
 
 
 def rule_of(stored: Mapping[str, Any]) -> RuleResult:

@@ -198,8 +198,8 @@ def _copy_results(folder: Path, card: Path, patterns: list[str], home: Path) -> 
             text = path.read_text(errors="replace")
             if path.name == LOG:
                 text = "\n".join(text.splitlines()[-_LOG_LINES:]) + "\n"
-            for place, name in names.items():
-                text = text.replace(place, name)
+            for folder_of_machine, name in names.items():
+                text = text.replace(folder_of_machine, name)
             target.write_text(text)
 
 

@@ -397,12 +397,12 @@ def _published_stories(folder: Path) -> Iterator[Document]:
         numbers = {row["section"]: index for index, row in enumerate(sections)}
         rows = _table(question_table, ("question", "cor_section", "answer1"))
         texts = tuple(row["text"].strip() for row in sections)
-        asked = []
+        row_questions = []
         for row in rows:
             answers = [row.get(f"answer{number}") or "" for number in range(1, 7)]
             gold = _fairytaleqa_gold(row["cor_section"], numbers, f"{KEY}={question_table}")
-            asked.append(Question(row["question"].strip(), distinct(answers), gold=gold))
-        yield Document(name, texts, tuple(asked))
+            row_questions.append(Question(row["question"].strip(), distinct(answers), gold=gold))
+        yield Document(name, texts, tuple(row_questions))
 
 
 def _fairytaleqa_gold(sections: str, numbers: dict[str, int], location: str) -> tuple[int, ...]:
@@ -435,8 +435,8 @@ def stories(path: Path, passage_words: int = RAG.passage_words) -> Task:
     documents = []
     for number, row in enumerate(rows):
         passages = split_passages(row.field("document", str), passage_words)
-        asked = tuple(map(_squality_question, row.rows("questions")))
-        documents.append(Document(f"story {number}", tuple(passages), asked))
+        row_questions = tuple(map(_squality_question, row.rows("questions")))
+        documents.append(Document(f"story {number}", tuple(passages), row_questions))
     return Task("squality", "local text", f"SQuALITY stories, {path.name}", _SQUALITY_INSTRUCTION, tuple(documents))
 
 
