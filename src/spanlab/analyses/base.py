@@ -176,31 +176,32 @@ INEXACT_REPLAY = (
     "{}: not exact: recurrent layers read a residual stream without the outputs of attention; the effect on "
     "answers is not simulated"
 )
+GIVEN_ARRIVALS = "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
+FULL_STORE = (
+    "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep "
+    'the budget instead: sweep=["store.total_gib=A,B,C"]'
+)
+LOOSE_BOUNDS = f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"
 
 
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Return every caveat of a study, most general first."""
+    descends = any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms)
     return (
         *foreign_tokenizer(study),
         *_inexact(study),
         *_drafted(study),
         *([f"no speedups, for {study.runs.baseline} failed"] if study.runs.baseline in failed else []),
-        *_recorded(study),
+        *([] if study.draws_arrivals() else [GIVEN_ARRIVALS]),
         *_few(arms),
         *_saturated(study, arms),
         *_unsettled(arms),
         *_warmup(study, arms),
-        *_full_store(arms),
+        *([FULL_STORE] if bytes_say_little(arms) else []),
         *_extrapolated(arms),
         *describe_beaten(study, arms),
-        *_loose_bounds(arms),
+        *([LOOSE_BOUNDS] if descends else []),  # too large a run for the tightest bound
     )
-
-
-def _loose_bounds(arms: Sequence[ArmData]) -> Iterator[str]:
-    """Yield a caveat where runs are too large for the tightest offline bound."""
-    if any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
-        yield f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"
 
 
 def _drafted(study: Study) -> Iterator[str]:
@@ -227,11 +228,6 @@ def _inexact(study: Study) -> Iterator[str]:
     for sentence, names in ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded)):
         if names:
             yield sentence.format(", ".join(names))
-
-
-def _recorded(study: Study) -> Iterator[str]:
-    if not study.draws_arrivals():
-        yield "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
 
 
 def _few(arms: Sequence[ArmData]) -> Iterator[str]:
@@ -269,14 +265,6 @@ def _warmup(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
         yield (
             f"delays include the warm-up from an empty cache, {min(warmups)} to {max(warmups)} requests by MSER-5; "
             "warmup_fraction=0.5 leaves it out"
-        )
-
-
-def _full_store(arms: Sequence[ArmData]) -> Iterator[str]:
-    if bytes_say_little(arms):
-        yield (
-            "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep "
-            'the budget instead: sweep=["store.total_gib=A,B,C"]'
         )
 
 
