@@ -351,8 +351,8 @@ def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -
     for rate in dict.fromkeys(cell.rate_rps for cell in all_cells):
         rate_cells = [cell for cell in all_cells if cell.rate_rps == rate]
         runs = [_values(columns[cell], rows[cell], _tokens(files, arm, cell), goals) for cell in rate_cells]
-        # mean and interval of each metric that all runs have. Student's interval is not
-        # cut: a lower end below zero shows that the runs hardly determine the metric
+        # Metrics that all runs have. Student's interval is not cut: a lower end below zero shows
+        # that the runs hardly determine the metric.
         names = [name for name in runs[0] if all(name in run for run in runs)]
         over_runs = {name: t_interval([run[name] for run in runs]) for name in names}
         row = ServingRow(arm, rate, len({cell.seed for cell in rate_cells}), over_runs)

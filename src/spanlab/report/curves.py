@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -61,11 +60,9 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     """Draw mean, with its 95 % band if any, and p99 of one delay by offered load; `name` labels the axis."""
     if not study.load:
         return None
-    arms: dict[str, list[LoadPoint]] = defaultdict(list)
+    arms: dict[str, list[LoadPoint]] = {point.arm: [] for point in study.load}
     for point in sorted(study.load, key=lambda point: point.rate_rps):
         arms[point.arm].append(point)
-    order = {name: k for k, name in enumerate(dict.fromkeys(point.arm for point in study.load))}
-    arms = dict(sorted(arms.items(), key=lambda item: order[item[0]]))
     figure, [[mean, tail], [busy, key]] = style.framed_with(
         study.provenance,
         title,
@@ -83,18 +80,16 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     strokes = style.strokes((arm, points[0].family) for arm, points in arms.items())
     for arm, points in arms.items():
         _draw_arm((mean, tail, busy), points, [delay(point) for point in points], strokes[arm], unit.factor)
-    # set log axes for the positive values; return whether a zero is omitted
-    axes = [mean, tail]
-    values = [value for delay in shown for key in _CURVES if (value := delay.get(key)) is not None]
+    # log axes for the positive values
+    values = [value for entry in shown for key in _CURVES if (value := entry.get(key)) is not None]
     high = unit.factor * max(values, default=0.0) or 1.0
     low = max(unit.factor * min((value for value in values if value > 0), default=high / 10), _FLOOR * high)
-    for ax in axes:
+    for ax in (mean, tail):
         style.log_scale(ax.yaxis, low, high)
         ax.set_ylim(low / 1.5, high * 1.5)
-    zeros = 0.0 in values
     _finish_utilisation(busy, study.load)
-    # describe what the panel of means omits and marks
-    notes = ["zeros not drawn"] * zeros
+    # what the panel of means omits and marks
+    notes = ["zeros not drawn"] * (0.0 in values)
     banded = any(point.ttft_s["low"] is not None for point in study.load)
     notes.append("band: 95 % interval" if banded else "no band: under 5 seeds")
     notes += ["hollow: no steady state"] * (not all(point.stable for point in study.load))

@@ -312,7 +312,7 @@ class RunFolder:
         if self._old.exists() and mark.exists() and mark.read_text() == _identity(self._old):
             self._discard(self._old)
         elif self._old.exists():
-            # rename the replaced run by its time stamp
+            # the replaced run is named by its time stamp
             source = next(path for path in (self._old / SUMMARY, self._old) if path.exists())
             stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(source.stat().st_mtime))
             names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))

@@ -421,7 +421,7 @@ def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Wor
     chosen = draw.integers(len(existing), size=count).tolist()
     novel = []
     for number, index in enumerate(chosen):
-        # with the lengths of an existing request, of which it shares only the opening spans
+        # the lengths of an existing request, of which only the opening spans are shared
         request, id = existing[index], len(existing) + number
         first = next((at for at, span in enumerate(request.spans) if span.independent), len(request.spans))
         renewed = [replace(span, ids=ids.take(len(span.ids))) for span in request.spans[first:]]
