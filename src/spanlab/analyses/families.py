@@ -235,18 +235,17 @@ def break_even(arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]
     best = {name: _best(arms, families[name]) for name in STEPS}
     exact = min((best[name] for name in EXACT), key=lambda arm: arm.rank)
     references = {ORDERED: best[PREFIX], REPAIRED: exact, PLAIN: exact}
-    steps = {name: _step(name, best[name], references.get(name)) for name in STEPS}
+    steps = {}
+    for name in STEPS:
+        arm, reference = best[name], references.get(name)
+        gain = None if reference is None else ratio_of(reference, arm)
+        steps[name] = Step(name, arm.name, arm.summary["ttft_s"]["mean"], arm.summary["token_hit_rate"], gain)
     verdict = next((name for name in (REPAIRED, PLAIN, ORDERED) if steps[name].pays), PREFIX)
     return BreakEven(tuple(steps.values()), verdict)
 
 
 def _best(arms: Sequence[MeasuredArm], names: Sequence[str]) -> MeasuredArm:
     return min((arm for arm in arms if arm.name in names), key=lambda arm: arm.rank)
-
-
-def _step(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> Step:
-    gain = None if reference is None else ratio_of(reference, arm)
-    return Step(family, arm.name, arm.summary["ttft_s"]["mean"], arm.summary["token_hit_rate"], gain)
 
 
 NO_LEAD = f"no lead above {100 * (SMALLEST_LEAD - 1):.0f} %"

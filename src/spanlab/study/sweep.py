@@ -263,20 +263,19 @@ def _of_point(study: Study, point: Study, overrides: Sequence[str]) -> Study:
 
 def parse_axes(texts: list[str]) -> list[Axis]:
     """Parse axes in Hydra's sweep syntax: KEY=A,B,C, further keys after spaces; ValueError for any other text."""
-    return [_parse_axis(text) for text in texts]
-
-
-def _parse_axis(text: str) -> Axis:
-    expected = f"sweep={text}: expected KEY=A,B,... with two values or more"
-    try:
-        overrides = OverridesParser.create().parse_overrides(text.split())
-    except HydraException as error:
-        raise ValueError(expected) from error
-    keys = tuple(assignment.partition("=")[0] for assignment in text.split())
-    if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
-        raise ValueError(expected)
-    values = (tuple(map(str, override.sweep_string_iterator())) for override in overrides)
-    return Axis(keys, tuple(values))
+    axes = []
+    for text in texts:
+        expected = f"sweep={text}: expected KEY=A,B,... with two values or more"
+        try:
+            overrides = OverridesParser.create().parse_overrides(text.split())
+        except HydraException as error:
+            raise ValueError(expected) from error
+        keys = tuple(assignment.partition("=")[0] for assignment in text.split())
+        if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
+            raise ValueError(expected)
+        values = (tuple(map(str, override.sweep_string_iterator())) for override in overrides)
+        axes.append(Axis(keys, tuple(values)))
+    return axes
 
 
 def run_points(study: Study, name: str, root: Path, compose: Compose, axes: Sequence[Axis]) -> Iterator[SweepPoint]:

@@ -63,7 +63,13 @@ def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
     """
     rows = read_jsonl(path, KEY, EXPECTED)
     lengths = np.array([_count(row, "input_length", 1) for row in rows], dtype=np.int64)
-    prompts = [_block_ids(row, length) for row, length in zip(rows, lengths.tolist(), strict=True)]
+    prompts = []
+    for row, length in zip(rows, lengths.tolist(), strict=True):
+        ids, count = row.field("hash_ids", list), -(-length // BLOCK)
+        if len(ids) != count or not all(isinstance(block, int) for block in ids):
+            expected = f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
+            raise row.error(f"hash_ids={shorten(ids)}", expected)
+        prompts.append(tuple(ids))
     sample = _sample(prompts, lengths)
     spans, requests = _spans([prompts[index] for index in sample], lengths[sample])
     flags = np.zeros(len(spans), dtype=np.uint8)
@@ -91,14 +97,6 @@ def _count(row: JsonRow, name: str, least: int) -> int:
     if not least <= count <= LARGEST_TOKEN:
         raise row.error(f"{name}={count}", f"a whole number from {least} up, as {EXPECTED}")
     return count
-
-
-def _block_ids(row: JsonRow, length: int) -> Ids:
-    ids, count = row.field("hash_ids", list), -(-length // BLOCK)
-    if len(ids) != count or not all(isinstance(block, int) for block in ids):
-        expected = f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
-        raise row.error(f"hash_ids={shorten(ids)}", expected)
-    return tuple(ids)
 
 
 def _sample(prompts: Sequence[Ids], lengths: np.ndarray) -> list[int]:

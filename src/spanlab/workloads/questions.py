@@ -120,18 +120,18 @@ def bm25(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
 @RETRIEVERS.register("given")
 def rank_as_given(passages: Sequence[str], queries: Sequence[Query], draw: np.random.Generator) -> list[Ints]:
     """Rank passages as the file lists them; else the gold passages first, then the others in random order."""
-    return [_given_ranking(query, len(passages), draw) for query in queries]
-
-
-def _given_ranking(query: Query, count: int, rng: np.random.Generator) -> Ints:
-    if query.ranking is not None:
-        return np.array(query.ranking, dtype=np.int64)
-    if query.gold is None:
-        raise ValueError(
-            "workload.questions.retrieval=given: expected bm25 or dense, because the task has no gold passages"
-        )
-    other_passages = np.setdiff1d(np.arange(count), query.gold)
-    return np.concatenate([np.array(query.gold, dtype=np.int64), rng.permutation(other_passages)])
+    rankings = []
+    for query in queries:
+        if query.ranking is not None:
+            rankings.append(np.array(query.ranking, dtype=np.int64))
+            continue
+        if query.gold is None:
+            raise ValueError(
+                "workload.questions.retrieval=given: expected bm25 or dense, because the task has no gold passages"
+            )
+        others = np.setdiff1d(np.arange(len(passages)), query.gold)
+        rankings.append(np.concatenate([np.array(query.gold, dtype=np.int64), draw.permutation(others)]))
+    return rankings
 
 
 def rank_by_score(scores: Floats) -> Ints:
