@@ -172,7 +172,13 @@ def kl_rows(reference: Logits, other: Logits) -> NDArray[np.float64]:
     Inputs are [T, V] logits of any float kind; the softmax is taken in float64 with the row's maximum subtracted.
     """
     _check(reference, other)
-    return np.array([_kl(_log_softmax(p), _log_softmax(q)) for p, q in zip(reference, other, strict=True)])
+    rows = []
+    for p, q in zip(reference, other, strict=True):
+        log_p, log_q = _log_softmax(p), _log_softmax(q)
+        kl = float(np.exp(log_p) @ (log_p - log_q))
+        assert math.isfinite(kl), "logits that a float32 holds have a finite divergence"
+        rows.append(max(0.0, kl))  # KL is never negative (Gibbs), but rounding can make it so
+    return np.array(rows)
 
 
 def top1_rows(reference: Logits, other: Logits) -> NDArray[np.bool_]:
@@ -191,12 +197,6 @@ def _log_softmax(row: Logits) -> NDArray[np.float64]:
     shifted: NDArray[np.float64] = row.astype(np.float64) - float(row.max())
     normaliser: np.float64 = np.log(np.exp(shifted).sum())
     return shifted - normaliser
-
-
-def _kl(log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> float:
-    kl = float(np.exp(log_p) @ (log_p - log_q))
-    assert math.isfinite(kl), "logits that a float32 holds have a finite divergence"
-    return max(0.0, kl)  # KL is never negative (Gibbs), but rounding can make it so
 
 
 def _check(reference: Logits, other: Logits) -> None:

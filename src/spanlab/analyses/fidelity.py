@@ -236,19 +236,17 @@ def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) 
     `cells` hold `arm`, `load`, `rate_rps` and `errors`, as `errors.errors` makes them; `decisions`
     hold `load`, `rate_rps` and, of two arms or more, the fields of `decisions.decide`.
     """
-    cells = list(cells)
-    return [_over_cells(goal, cells) for goal in GOALS] + [_of_ranks(list(decisions))]
-
-
-def _over_cells(goal: Goal, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    verdicts = []
-    for cell in cells:
-        values = cell["errors"][goal.metric]
-        spread = values["spread"][goal.spread] if values["spread"] else None
-        shown = goal.error != "bias" or equivalent(values["bias_interval"], goal.limit)
-        verdict = Verdict.of(values[goal.error], spread, goal.limit, shown)
-        verdicts.append((verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}"))
-    return _judged(goal.label, goal.limit, verdicts) | {"signed": goal.error == "bias"}
+    cells, judged = list(cells), []
+    for goal in GOALS:
+        verdicts = []
+        for cell in cells:
+            values = cell["errors"][goal.metric]
+            spread = values["spread"][goal.spread] if values["spread"] else None
+            shown = goal.error != "bias" or equivalent(values["bias_interval"], goal.limit)
+            verdict = Verdict.of(values[goal.error], spread, goal.limit, shown)
+            verdicts.append((verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}"))
+        judged.append(_judged(goal.label, goal.limit, verdicts) | {"signed": goal.error == "bias"})
+    return [*judged, _of_ranks(list(decisions))]
 
 
 def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -264,10 +262,11 @@ def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _judged(label: str, limit: float, verdicts: list[tuple[Verdict, str]]) -> dict[str, Any]:
     worst, worst_cell = max(verdicts, key=lambda pair: abs(pair[0].error), default=(None, ""))
+    met = [verdict.met for verdict, _ in verdicts]
     return {
         "goal": label,
         "limit": limit,
-        "met": _all_met([verdict.met for verdict, _ in verdicts]),
+        "met": False if False in met else None if None in met or not met else True,
         "cells_within_goal": sum(verdict.within for verdict, _ in verdicts),
         "cells_met": sum(verdict.met is True for verdict, _ in verdicts),
         "cells_noisy": sum(verdict.met is None for verdict, _ in verdicts),
@@ -283,12 +282,6 @@ def load_words(share: float | None, rate_rps: float | None) -> str:
     if share is not None:
         return f"load {share:g}"
     return "the given arrivals" if rate_rps is None else f"{rate_rps:g} requests/s"
-
-
-def _all_met(verdicts: list[bool | None]) -> bool | None:
-    if False in verdicts:
-        return False
-    return None if None in verdicts or not verdicts else True
 
 
 # ------------------------------------------------------------------------------

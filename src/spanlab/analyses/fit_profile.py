@@ -248,24 +248,16 @@ def fit_profile(finished: Finished) -> Findings:
 
 def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
     """Return every step of a calibration's shapes, sorted by shape and step, with its time in each repeat."""
-    shapes = [(arm, number) for arm in files for number in shape_numbers(study, arm)]
-    points = [point for arm, number in shapes for point in _read_points(study, arm, files[arm], number)]
+    shapes, points = [(arm, number) for arm in files for number in shape_numbers(study, arm)], []
+    for arm, number in shapes:
+        cells = [RunCell(number, None, repeat) for repeat in range(study.analyses.compare_backends.repeats)]
+        logs = [read_steps(files[arm].log(arm, cell)) for cell in cells]
+        for index, repeats in enumerate(zip(*logs, strict=True)):
+            is_same = all(step.features == repeats[0].features for step in repeats)
+            assert is_same, "repeats of a shape compose the same steps"
+            times = tuple(step.took_ns for step in repeats)
+            points.append(Point(StepId(number, index), arm, repeats[0].features, times))
     return sorted(points, key=lambda point: point.step_id)
-
-
-def _read_points(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
-    logs = [
-        read_steps(files.log(arm, RunCell(number, None, repeat)))
-        for repeat in range(study.analyses.compare_backends.repeats)
-    ]
-    points = []
-    for index, repeats in enumerate(zip(*logs, strict=True)):
-        assert all(step.features == repeats[0].features for step in repeats), (
-            "repeats of a shape compose the same steps"
-        )
-        times = tuple(step.took_ns for step in repeats)
-        points.append(Point(StepId(number, index), arm, repeats[0].features, times))
-    return points
 
 
 def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile:

@@ -484,19 +484,20 @@ def errors(
     `bias`                   median of predicted ÷ measured - 1
     Requests without the metric or its prediction, such as TPOT of one token, are left out; None where all are.
     """
-    return {metric: _errors_of_metric(predicted[metric][selected], measured[metric][selected]) for metric in METRICS}
-
-
-def _errors_of_metric(predicted: Floats, measured: Floats) -> dict[str, float | None]:
-    defined = ~np.isnan(predicted) & ~np.isnan(measured) & (measured > 0)
-    if not defined.any():
-        return dict.fromkeys(("mean_error", "p50_error", "p95_error", "bias"))
-    predicted, measured = predicted[defined], measured[defined]
-    relative = predicted / measured - 1
-    middle, most = np.quantile(np.abs(relative), (0.5, 0.95)).tolist()
-    return {
-        "mean_error": float(predicted.mean() / measured.mean() - 1),
-        "p50_error": middle,
-        "p95_error": most,
-        "bias": float(np.median(relative)),
-    }
+    by_metric: dict[str, dict[str, float | None]] = {}
+    for metric in METRICS:
+        ours, theirs = predicted[metric][selected], measured[metric][selected]
+        defined = ~np.isnan(ours) & ~np.isnan(theirs) & (theirs > 0)
+        if not defined.any():
+            by_metric[metric] = dict.fromkeys(("mean_error", "p50_error", "p95_error", "bias"))
+            continue
+        ours, theirs = ours[defined], theirs[defined]
+        relative = ours / theirs - 1
+        middle, most = np.quantile(np.abs(relative), (0.5, 0.95)).tolist()
+        by_metric[metric] = {
+            "mean_error": float(ours.mean() / theirs.mean() - 1),
+            "p50_error": middle,
+            "p95_error": most,
+            "bias": float(np.median(relative)),
+        }
+    return by_metric

@@ -452,15 +452,14 @@ def _product_rate(size: int, dtype: torch.dtype, device: torch.device, clock: Cl
 
 
 def _fastest(call: Callable[[], object], device: torch.device, clock: Clock) -> float:
-    return min(_once(call, device, clock) for _ in range(_ROUNDS))
-
-
-def _once(call: Callable[[], object], device: torch.device, clock: Clock) -> float:
-    _wait(device)
-    began = clock()
-    call()
-    _wait(device)
-    return clock() - began
+    rounds = []
+    for _ in range(_ROUNDS):
+        _wait(device)
+        began = clock()
+        call()
+        _wait(device)
+        rounds.append(clock() - began)
+    return min(rounds)
 
 
 def _wait(device: torch.device) -> None:

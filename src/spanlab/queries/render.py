@@ -226,7 +226,13 @@ class ChatTokenizer:
     @cached_property
     def bos_id(self) -> int | None:
         """Id of the BOS token, or None if the tokenizer has none."""
-        return None if self.bos_token is None else self._special_id("bos_token", self.bos_token)
+        if self.bos_token is None:
+            return None
+        number = self.tokenizer.token_to_id(self.bos_token)
+        if number is None:
+            subject = f"bos_token={self.bos_token} of tokenizer={self.name}"
+            raise ValueError(f"{subject} is not in its vocabulary; expected one of its tokens")
+        return number
 
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
@@ -254,14 +260,6 @@ class ChatTokenizer:
         literal = Tokenizer.from_str(self.tokenizer.to_str())
         literal.encode_special_tokens = True
         return literal
-
-    def _special_id(self, key: str, token: str) -> int:
-        number = self.tokenizer.token_to_id(token)
-        if number is None:
-            raise ValueError(
-                f"{key}={token} of tokenizer={self.name} is not in its vocabulary; expected one of its tokens"
-            )
-        return number
 
 
 def load_tokenizer(

@@ -262,7 +262,13 @@ def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> N
     labels = [Label(point.x, point.y, point.name, family_style(point.family)[0]) for point in points]
     lines = [[(point.x, point.y) for point in members] for _, members in _families(points)]
     across = [[(x, level) for x in ax.get_xlim()] for level in levels]
-    place_labels(ax, labels, [*lines, *across, *(bar for point in points for bar in _bars(point))])
+    bars = []
+    for point in points:
+        start = max(point.x - point.x_half, 0.5 * point.x)  # a log axis cannot show 0
+        below, above = point.y - point.y_error[0], point.y + point.y_error[1]
+        bars.append([(start, point.y), (point.x + point.x_half, point.y)])
+        bars.append([(point.x, max(below, 0.5 * point.y)), (point.x, above)])
+    place_labels(ax, labels, [*lines, *across, *bars])
 
 
 def frontier(points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
@@ -291,13 +297,6 @@ def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
     ranks = {family: k for k, family in enumerate(FAMILY_STYLES)}
     ordered = sorted(points, key=lambda point: (ranks.get(point.family, len(ranks)), point.family))
     return [(family, list(members)) for family, members in groupby(ordered, key=lambda point: point.family)]
-
-
-def _bars(point: Point) -> list[list[tuple[float, float]]]:
-    start = max(point.x - point.x_half, 0.5 * point.x)  # a log axis cannot show 0
-    below, above = point.y - point.y_error[0], point.y + point.y_error[1]
-    across = [(start, point.y), (point.x + point.x_half, point.y)]
-    return [across, [(point.x, max(below, 0.5 * point.y)), (point.x, above)]]
 
 
 def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) -> None:
