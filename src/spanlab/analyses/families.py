@@ -470,13 +470,12 @@ def break_even_table(table: str, points: Sequence[SweepPoint]) -> Table:
         *(family_field("gain", "gain", ratio_interval, name) for name in families[1:]),
         *(family_field("token_hit_rate", "token hit rate", percent, name, 1) for name in families),
     )
-    return tabulate(table, "Where position-independent caching pays", fields, map(_row, points), (NOTE,))
-
-
-def _row(point: SweepPoint) -> dict[str, Any]:
-    findings = point.findings("break_even")
-    families = {step["family"]: step for step in findings["steps"]}
-    return {"point": point.name, "verdict": findings["verdict"], "families": families}
+    rows = []
+    for point in points:
+        findings = point.findings("break_even")
+        steps = {step["family"]: step for step in findings["steps"]}
+        rows.append({"point": point.name, "verdict": findings["verdict"], "families": steps})
+    return tabulate(table, "Where position-independent caching pays", fields, rows, (NOTE,))
 
 
 # ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -257,11 +257,8 @@ class KindCounts:
                 self.smallest[name] = min(difference, self.smallest.get(name, difference))
         if answer.reused is not None and case.expected.reused is not None:
             self.requests[0] += len(case.requests)
-            self.requests[1] += sum(map(int.__eq__, *map(_numbers, (answer.reused, case.expected.reused))))
-
-
-def _numbers(reused: Iterable[int | None]) -> list[int]:
-    return [-1 if tokens is None else tokens for tokens in reused]
+            pairs = zip(answer.reused, case.expected.reused, strict=False)
+            self.requests[1] += sum(ours == theirs for ours, theirs in pairs)
 
 
 def _difference(name: str, given: Any, expected: Any) -> str:

@@ -94,7 +94,7 @@ def measure(workload: Workload, **meta: Any) -> Shape:
     defaults = {"format": FORMAT_VERSION, "name": workload.name, "kind": provenance.kind, "detail": provenance.detail}
     shape = Shape(
         lengths=np.array([len(span.ids) for span in spans], dtype=np.int64),
-        lcps=np.array([0, *map(_shared_spans, spans, spans[1:])], dtype=np.int64),
+        lcps=np.array([0, *(shared_length(a.tokens, b.tokens) for a, b in pairwise(spans))], dtype=np.int64),
         flags=np.array([INDEPENDENT * s.independent + REUSABLE * s.reusable for s in spans], dtype=np.uint8),
         request_spans=np.array([span for request in requests for span in request], dtype=np.int64),
         span_counts=np.array([len(request) for request in requests], dtype=np.int64),
@@ -203,10 +203,6 @@ def _invalid(shape: Shape) -> Iterator[tuple[str, str]]:
         yield JOINTS, f"numbers for {', '.join(Joints().counts())}"
     elif not all(type(count) is int and 0 <= count <= LARGEST_JOINT for count in joints.values()):
         yield JOINTS, f"numbers from 0 to {LARGEST_JOINT}"
-
-
-def _shared_spans(span: Span, other: Span) -> int:
-    return shared_length(span.tokens, other.tokens)
 
 
 def _sort_key(tokens: Tokens) -> bytes:
