@@ -317,7 +317,13 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
         f"[a, b] = 95 % interval of each point alone; shown = after Holm's correction for all points, a lead is above "
         f"{SMALLEST_LEAD:g}, with the arms of each seed chosen on the other seeds; else {NO_LEAD} is shown"
     )
-    return tabulate(table, "Which family has the lowest mean TTFT", fields, map(_winner, points), (note, leads))
+    rows = []
+    for point in points:
+        findings = point.findings("families")
+        entries, lead = {entry["family"]: entry for entry in findings["entries"]}, findings["lead"]
+        first = entries[lead["family"]] if lead else next(iter(entries.values()))
+        rows.append({"point": point.name, "lead": lead, "first": first, "families": entries})
+    return tabulate(table, "Which family has the lowest mean TTFT", fields, rows, (note, leads))
 
 
 def families_at(points: Sequence[SweepPoint]) -> list[str]:
@@ -329,14 +335,6 @@ def family_field(key: str, label: str, cell: Callable[[Any], Cell], family: str,
     """Return the field of the entry `key` of one family, in rows with `families` by name."""
     heading = f"{label}\n{family_text(family)}"
     return Field(f"{key}_{family}", heading, cell, lambda row: row["families"].get(family, {}).get(key), keep)
-
-
-def _winner(point: SweepPoint) -> dict[str, Any]:
-    findings = point.findings("families")
-    families = {entry["family"]: entry for entry in findings["entries"]}
-    lead = findings["lead"]
-    first = families[lead["family"]] if lead else next(iter(families.values()))
-    return {"point": point.name, "lead": lead, "first": first, "families": families}
 
 
 # ------------------------------------------------------------------------------
