@@ -51,15 +51,14 @@ def heads_of(config: ModelConfig, own_head_dim: bool) -> Heads:
         stored = config.integer_or("num_key_value_heads", heads)
     else:
         stored = config.integer("num_key_value_heads")
-    width = config.integer("head_dim") if own_head_dim else config.integer_or("head_dim", _share(config, heads))
+    if own_head_dim:
+        width = config.integer("head_dim")
+    else:
+        hidden = config.integer("hidden_size")
+        if hidden % heads and config.get("head_dim") is None:
+            raise config.error("hidden_size", f"a multiple of num_attention_heads={heads}, or head_dim")
+        width = config.integer_or("head_dim", hidden // heads)
     return Heads(heads, stored, width, width)
-
-
-def _share(config: ModelConfig, heads: int) -> int:
-    width = config.integer("hidden_size")
-    if width % heads and config.get("head_dim") is None:
-        raise config.error("hidden_size", f"a multiple of num_attention_heads={heads}, or head_dim")
-    return width // heads
 
 
 def mimo_heads(config: ModelConfig, own_head_dim: bool) -> Heads:

@@ -66,19 +66,15 @@ Repeats = NDArray[np.float64]
 
 def errors(measured: list[Delays], predicted: Delays) -> dict[str, Any]:
     """Return gap, spread and interval of the bias by metric; `measured` has the repeats of the predicted cell."""
-    by_metric = {}
+    by_metric: dict[str, Any] = dict.fromkeys(METRICS)
     for metric in METRICS:
         runs = np.stack([repeat[metric] for repeat in measured])
         defined = ~np.isnan(predicted[metric])
         runs, values = runs[:, defined], predicted[metric][defined]
-        by_metric[metric] = _errors_of_metric(runs, values) if values.size else None
+        if values.size:
+            interval = bias_interval(runs.mean(axis=1), float(values.mean()))
+            by_metric[metric] = {**gap(runs, values), "spread": spread(runs), "bias_interval": interval}
     return by_metric
-
-
-def _errors_of_metric(runs: Repeats, predicted: NDArray[np.float64]) -> dict[str, Any]:
-    """Return gap, spread, and the 90 % interval of the bias over repeats."""
-    interval = bias_interval(runs.mean(axis=1), float(predicted.mean()))
-    return {**gap(runs, predicted), "spread": spread(runs), "bias_interval": interval}
 
 
 def gap(measured: Repeats, predicted: NDArray[np.float64]) -> dict[str, float]:

@@ -133,18 +133,14 @@ def _measured(
     admitted, first = (np.rint(columns[name] * 1e9).astype(np.int64) for name in ("admitted_s", "first_token_s"))
     waited = delays_of(columns)["ttft_s"]
     for seed, start, end, ttft in zip(columns["seed"].tolist(), admitted.tolist(), first.tolist(), waited, strict=True):
-        steps = _between(logs[seed], start, end)
+        # from the request's admission to its first token, in nanoseconds
+        begin = bisect_left(logs[seed], start, key=lambda step: step.started_ns)
+        stop = bisect_right(logs[seed], end, key=lambda step: step.ended_ns)
+        steps = logs[seed][begin:stop]
         parts = [sum(step.phases[phase] for step in steps) for phase in PHASES]
         rows.append((*parts, ttft - sum(parts), bound.seconds(step.features for step in steps)))
     table = np.array(rows, np.float64).reshape(-1, len(PARTS) + 1)
     return dict(zip(PARTS, table.T, strict=False)), table[:, -1]
-
-
-def _between(steps: Sequence[LoggedStep], start: int, end: int) -> list[LoggedStep]:
-    """Return the steps from a request's admission to its first token; times in nanoseconds."""
-    first = bisect_left(steps, start, key=lambda step: step.started_ns)
-    last = bisect_right(steps, end, key=lambda step: step.ended_ns)
-    return list(steps[first:last])
 
 
 # ------------------------------------------------------------------------------

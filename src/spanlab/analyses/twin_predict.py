@@ -238,6 +238,10 @@ def summary_of(
     repeats = [other for other in others if other.differs_from(predicted.capture) == "repeat"]
     repeated = [errors(measured_times(other.log), measured, every) for other in repeats]
     tokens = int(log.prompt_lens.sum())
+    covered = {}
+    for metric in NAMES:
+        low, high = predicted.low[metric], predicted.high[metric]
+        covered[metric] = float(np.mean((low <= measured[metric]) & (measured[metric] <= high)))
     return {
         "run": predicted.capture.name,
         "differs": predicted.capture.differs_from(fitted),
@@ -249,17 +253,12 @@ def summary_of(
         "our_means_s": {metric: float(np.nanmean(predicted.times[metric])) for metric in NAMES},
         "errors": {"twin": errors(predicted.times, measured, every)}
         | {name: errors(values, measured, every) for name, values in without.items()},
-        "covered": {metric: _covered(predicted, measured, metric) for metric in NAMES},
+        "covered": covered,
         "slowness": slowness,
         "at_speed": None if at_speed is None else errors(at_speed, measured, every),
         "repeats": len(repeats),
         "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES} if repeats else None,
     }
-
-
-def _covered(predicted: Predicted, measured: Mapping[str, Floats], metric: str) -> float:
-    low, high = predicted.low[metric], predicted.high[metric]
-    return float(np.mean((low <= measured[metric]) & (measured[metric] <= high)))
 
 
 def _floor(repeated: Sequence[Mapping[str, float | None]]) -> dict[str, float]:

@@ -190,13 +190,8 @@ def summarise(
         "seeds": [run["seed"] for run in runs],
         "groups": clusters.groups,
     }
-    return out | _delays(columns, clusters, load.state.verdict == SATURATED)
-
-
-def _delays(columns: Columns, clusters: Clusters, saturated: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {}
     for name, values in delays_of(columns).items():
-        hidden = saturated and name in GROWING
+        hidden = load.state.verdict == SATURATED and name in GROWING
         samples = np.full(len(values), np.nan) if hidden else values
         out[name], interval = spread(samples, clusters)
         out[f"{name}_interval"] = {"mean": interval}

@@ -477,15 +477,11 @@ def _of_server(row: Row, name: str, count: int) -> list[float]:
 
 def _moments_of(row: Row) -> Moments:
     """Return the times of a line with vLLM's field names."""
-    times = Moments(*[_seconds(row, f"{name}_ts") for name in Moments._fields])
+    stamps = [row.seconds(f"{name}_ts") for name in Moments._fields]
+    times = Moments(*[np.nan if stamp is None else stamp for stamp in stamps])
     before = np.nan
     for name, time in zip(Moments._fields, times, strict=True):
         if time < before:
             raise BadFieldError(f"{name}_ts", f"a time no earlier than the one before it, {before:.17g}{actual(time)}")
         before = before if np.isnan(time) else time
     return times
-
-
-def _seconds(row: Row, name: str) -> float:
-    time = row.seconds(name)
-    return np.nan if time is None else time
