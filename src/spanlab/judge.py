@@ -59,7 +59,9 @@ def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float
             raise UnansweredError("the reply is not a chat completion")
         return content
     except HTTPError as error:
-        raise UnansweredError(f"the endpoint answered {_status(error.code)}") from None
+        phrases = {status.value: status.phrase for status in HTTPStatus}
+        answer = f"HTTP {error.code} {phrases.get(error.code, '')}".strip()
+        raise UnansweredError(f"the endpoint answered {answer}") from None
     except TimeoutError:
         raise UnansweredError(f"no reply within {timeout_s:g} s") from None
     except URLError as error:
@@ -69,11 +71,6 @@ def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float
         ) from None
     except (OSError, HTTPException) as error:
         raise UnansweredError(f"the connection broke ({type(error).__name__})") from None
-
-
-def _status(code: int) -> str:
-    phrases = {status.value: status.phrase for status in HTTPStatus}
-    return f"HTTP {code} {phrases.get(code, '')}".strip()
 
 
 def api_key(name: str, variable: str) -> str:

@@ -74,7 +74,8 @@ def find_config(name: str, key: str = "model") -> ModelConfig:
     if path.is_dir():
         path = path / CONFIG
     if path.is_file():
-        return _read_config(path, f"{key}={path}", _name(path))
+        model_name = path.resolve().parent.name if path.name == CONFIG else path.stem
+        return _read_config(path, f"{key}={path}", model_name)
     owner, _, repo = name.partition("/")
     if owner and repo and "/" not in repo and owner[0] not in ".~" and not repo.endswith(".json"):
         return _read_config(_download(name, key), f"{key}={name}", name)
@@ -89,10 +90,6 @@ def _read_choice(name: str) -> dict[str, Any]:
     for keys in (*map(_read_choice, parents), content):
         merged |= keys
     return merged
-
-
-def _name(file: Path) -> str:
-    return file.resolve().parent.name if file.name == CONFIG else file.stem
 
 
 def _read_config(file: Path, source: str, name: str) -> ModelConfig:

@@ -259,19 +259,15 @@ def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str]
         ax.set_ylim(0, 100)
     else:
         style.log_scale(ax.yaxis, *style.positive_range(np.array([_value(rule, measure) for rule in all_rules])))
-    _scale_bytes(ax, sorted(point.gib for point in points if point.gib is not None), resident)
-    ax.set_xlabel("resident (GiB)", fontsize=style.TICK_PT)
-
-
-def _scale_bytes(ax: Axes, budgets: Sequence[float], resident: NDArray[np.float64]) -> None:
-    """Set ticks at the budgets, or by the range of resident bytes without budgets."""
-    if not budgets:
+    budgets = sorted(point.gib for point in points if point.gib is not None)
+    if budgets:
+        ax.set_xscale("log")
+        ax.set_xticks(budgets, [f"{gib:g}" for gib in budgets])
+        ax.minorticks_off()
+        ax.set_xlim(budgets[0] / 2.5, budgets[-1] * 1.15)
+    else:
         style.log_scale(ax.xaxis, resident.min(), resident.max())
-        return
-    ax.set_xscale("log")
-    ax.set_xticks(budgets, [f"{gib:g}" for gib in budgets])
-    ax.minorticks_off()
-    ax.set_xlim(budgets[0] / 2.5, budgets[-1] * 1.15)
+    ax.set_xlabel("resident (GiB)", fontsize=style.TICK_PT)
 
 
 def _value(rule: RuleResult, measure: str) -> float | None:
