@@ -288,7 +288,9 @@ class BlockEvents(Observer):
                 self._send_stored(chunk.sequence.request)
         for sequence in (*(chunk.sequence for chunk in step.chunks), *step.decodes):
             if sequence.finished_at >= 0 and sequence.request.output is not None:
-                self._send_stored(_with_output(sequence))
+                # the output that was computed stands behind the prompt
+                request, output = sequence.request, sequence.request.output[: sequence.generated - 1]
+                self._send_stored(replace(request, spans=(*request.spans, Span(output))))
 
     def _send_stored(self, request: Request) -> None:
         (cache_span,) = self._policy.layout(request)
@@ -310,10 +312,3 @@ class BlockEvents(Observer):
     def removed(self, node: Node) -> None:
         """Send messages about evicted blocks."""
         self._channel.send(self._replica.now, self._blocks.pop(node, []), stored=False)
-
-
-def _with_output(sequence: ScheduledSequence) -> Request:
-    """Return the request with the output that was computed behind its prompt."""
-    request = sequence.request
-    assert request.output is not None, "called only with a known output"
-    return replace(request, spans=(*request.spans, Span(request.output[: sequence.generated - 1])))

@@ -431,15 +431,16 @@ class Fitted(Timing):
 
     def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
         loaded = read_fitted(Path(self.profile))
-        _check(loaded, self.profile, model, hardware)
+        loaded.deployment.check("timing.profile.deployment", model)
+        for key, fitted_to, expected in (
+            ("model", loaded.model, model.name),
+            ("hardware", loaded.hardware, hardware.name),
+        ):
+            if fitted_to != expected:
+                raise ValueError(
+                    f"timing.profile={self.profile}: it was fitted to {key} {fitted_to}; expected {key} {expected}"
+                )
         return FittedTiming(model, hardware, loaded.deployment, loaded.rates(hardware))
-
-
-def _check(loaded: FittedProfile, profile: str, model: ModelSpec, hardware: HardwareSpec) -> None:
-    loaded.deployment.check("timing.profile.deployment", model)
-    for key, fitted_to, expected in (("model", loaded.model, model.name), ("hardware", loaded.hardware, hardware.name)):
-        if fitted_to != expected:
-            raise ValueError(f"timing.profile={profile}: it was fitted to {key} {fitted_to}; expected {key} {expected}")
 
 
 class FittedTiming:

@@ -382,7 +382,12 @@ class PrefixTree:
         """
         parent, edge, offset = node.parent, node.edge, depth - node.start
         assert parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
-        serial = self._serial_above(node, depth)
+        # the serial number of an edge's part above `depth`; with fixed blocks, of its last block
+        if self.fixed_blocks:
+            serial = node.serial - self._serials(node.depth - depth)
+        else:
+            self._serial += 1
+            serial = self._serial
         upper = Node(node.key, edge.cut(0, offset), node.start, depth, parent, serial, node.created)
         upper.used, upper.uses, upper.locks = node.used, node.uses, node.locks
         parent.children[upper.key] = upper
@@ -419,13 +424,6 @@ class PrefixTree:
     def _serials(self, tokens: int) -> int:
         """Return how many serial numbers a new edge takes: one per block with fixed blocks, else one."""
         return tokens // self.block_size if self.fixed_blocks else 1
-
-    def _serial_above(self, node: Node, depth: int) -> int:
-        """Return the serial number of an edge's part above `depth`; with fixed blocks, of its last block."""
-        if self.fixed_blocks:
-            return node.serial - self._serials(node.depth - depth)
-        self._serial += 1
-        return self._serial
 
     def remove(self, node: Node) -> Node:
         """Remove a childless node; returns its parent."""

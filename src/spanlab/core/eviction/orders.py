@@ -80,15 +80,13 @@ class PathNames:
                 break
             node = node.parent
         for new in reversed(missing):
-            self._digests[new] = self._extended(new)
+            if new.parent is None:
+                self._digests[new] = blake2b(new.key, digest_size=16)
+            else:
+                path = self._digests[new.parent].copy()
+                path.update(new.edge.tobytes())
+                self._digests[new] = path
         return self._digests[missing[0] if missing else node]
-
-    def _extended(self, node: Node) -> blake2b:
-        if node.parent is None:
-            return blake2b(node.key, digest_size=16)
-        path = self._digests[node.parent].copy()
-        path.update(node.edge.tobytes())
-        return path
 
 
 # ------------------------------------------------------------------------------

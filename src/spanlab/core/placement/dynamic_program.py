@@ -71,8 +71,11 @@ class Placement:
             self._below = cost
             x, mass_to = self._support.work, self._support.mass_to[1:]
             bracket = self._support.bracket(cost)
+            # for every slope (non-decreasing) the index that minimises y - slope·x, the first on ties
+            hull = _lower_hull(x, bracket)
+            least = hull[_slopes(x[hull], bracket[hull]).searchsorted(mass_to, side="left")]
             # a cut behind the depth is never better than one on it, but rounding can select one
-            cut = np.minimum(_envelope(x, bracket, mass_to), np.arange(len(x)))
+            cut = np.minimum(least, np.arange(len(x)))
             self._cuts.append(cut)
             layer = self._support.work_to[1:] + bracket[cut] - x[cut] * mass_to
             cost = np.concatenate([[0.0], layer])
@@ -135,12 +138,6 @@ def place(depths: Depths, mass: Floats, count: int, work: Floats | None = None) 
     mass_to = np.concatenate([[0.0], np.cumsum(mass[has_mass])])
     work_to = np.concatenate([[0.0], np.cumsum((mass * x)[has_mass])])
     return Placement(depths, x, Support(depths[has_mass], x[has_mass], mass_to, work_to), count)
-
-
-def _envelope(x: Floats, y: Floats, slopes: Floats) -> NDArray[np.intp]:
-    """For every slope (non-decreasing) the index that minimises y - slope·x; the first one on ties."""
-    hull = _lower_hull(x, y)
-    return hull[_slopes(x[hull], y[hull]).searchsorted(slopes, side="left")]
 
 
 def _slopes(x: Floats, y: Floats) -> Floats:

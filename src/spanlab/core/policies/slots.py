@@ -188,7 +188,9 @@ class SlotPolicy(WholeSequences):
             loaded = best_of(self.host.with_copy(sequence), sequence, wanted)
             if loaded is not None:
                 sequence = loaded if self._loads(slot, loaded) else NOTHING
-        matched = self._reusable(sequence, wanted)
+        matched = sequence.common(wanted)
+        if self.slot_rules.chunk and sequence.cache_salt == wanted.cache_salt:
+            matched = shifted(_ids(sequence), _ids(wanted), matched, self.slot_rules.chunk)
         resume = min(matched, length - 1)
         present = max([stored.common(wanted) for stored in self._sequences()], default=0)
         seen = max(self.ledger.lookup(salt, request.string)[0], present, matched)
@@ -225,12 +227,6 @@ class SlotPolicy(WholeSequences):
     def _share_of_slot(self) -> int:
         """The most tokens of one slot."""
         return self.store.tokens if self.slot_rules.unified else self.store.tokens // len(self.slots)
-
-    def _reusable(self, sequence: Sequence, wanted: Sequence) -> int:
-        common = sequence.common(wanted)
-        if not self.slot_rules.chunk or sequence.cache_salt != wanted.cache_salt:
-            return common
-        return shifted(_ids(sequence), _ids(wanted), common, self.slot_rules.chunk)
 
     def _sequences(self) -> Iterator[Sequence]:
         yield from (slot.sequence for slot in self.slots)

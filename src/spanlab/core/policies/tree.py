@@ -182,7 +182,12 @@ def need_of(
     `twins`  indices of the cache spans that read the KV of an equal earlier span
     """
     spans = [cache_span for cache_span in cache_spans if cache_span.independent]
-    copies = _copies(spans, rules, store.tree.block_size)
+    copies = 0  # at most
+    if rules.copies:
+        copies = sum(cache_span.stop - cache_span.start for cache_span in spans)
+    elif rules.repair.kind != "none":
+        reused = [ReusedSpan(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
+        copies = rules.repair.private(reused, store.tree.block_size)
     shared = sum(cache_spans[index].stop - cache_spans[index].start for index in twins)
     tokens = request.num_tokens - shared + request.output_len - 1 + copies
     states = 1 + rules.cache.hold_state  # the running state, and the newest stored one
@@ -191,14 +196,6 @@ def need_of(
     state = (states * store.state_bytes + running) * rules.needs_states
     sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
     return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
-
-
-def _copies(spans: Sequence[CacheSpan], rules: ReuseRules, block_size: int) -> int:
-    """Return the maximum number of span tokens that a request copies."""
-    if rules.copies:
-        return sum(cache_span.stop - cache_span.start for cache_span in spans)
-    reused = [ReusedSpan(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
-    return 0 if rules.repair.kind == "none" else rules.repair.private(reused, block_size)
 
 
 def private_tokens(plan: ReusePlan, rules: ReuseRules, block_size: int) -> int:
