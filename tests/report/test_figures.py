@@ -3,7 +3,6 @@
 import re
 import warnings
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from spanlab.report import style
 from spanlab.report.curves import FIGURES, Point, frontier
 from spanlab.report.data import half_width, holds_states
 from spanlab.report.figures import best_of_families, binned_quartiles, reference
-from spanlab.report.style import byte_unit, empirical_cdf, framed_with, plain_number, write_figure
+from spanlab.report.style import byte_unit, empirical_cdf, framed_with, plain_number
 
 from ..support.figures import check_fits
 
@@ -35,12 +34,13 @@ def series(figure, gid):
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
-def test_every_figure_draws_on_degenerate_studies_without_warnings(degenerate, name, tmp_path):
+def test_every_figure_draws_on_degenerate_studies_without_warnings(degenerate, name):
+    """On the canvas of PNG; both files of every figure: tests/report/test_write.py."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for key, study in degenerate.items():
-            paths = write_figure(partial(FIGURES[name], study), tmp_path / key / name)
-            assert [path.exists() for path in paths] in ([], [True, True])
+        for study in degenerate.values():
+            if (figure := FIGURES[name](study)) is not None:
+                FigureCanvasAgg(figure).draw()
 
 
 def test_a_study_without_the_data_has_no_such_figure(degenerate):
