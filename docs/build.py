@@ -36,7 +36,15 @@ def build(folder: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     folders = {"SPANLAB_DOCS_SOURCE": str(source), "SPANLAB_DOCS_SITE": str(site)}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "docs" / "mkdocs.yml")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--config-file",
+        str(ROOT / "docs" / "mkdocs.yml"),
+    ]
     return subprocess.run(command, env=os.environ | folders, check=False).returncode
 
 

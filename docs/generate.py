@@ -22,7 +22,15 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from spanlab.cli import dataclass_in, described, meaning_of, meanings_of, options_of, registered, registries
+from spanlab.cli import (
+    dataclass_in,
+    described,
+    meaning_of,
+    meanings_of,
+    options_of,
+    registered,
+    registries,
+)
 from spanlab.kinds import Kinds, kinds_of
 from spanlab.registry import ENTRIES, REQUIRED, Registry, bounds_of
 from spanlab.settings import Study
@@ -53,7 +61,9 @@ An unknown key or choice ends the program with exit code 1. One sentence names t
 """
 
 #: Root schema of each entry that is not a study.
-ROOTS: dict[str, type[Any]] = {name: entry.schema for name, entry in ENTRIES.items() if name != "study"}
+ROOTS: dict[str, type[Any]] = {
+    name: entry.schema for name, entry in ENTRIES.items() if name != "study"
+}
 
 #: Description of each folder of conf/.
 GROUPS = {
@@ -111,7 +121,9 @@ def groups() -> Iterator[str]:
     yield "## Groups\n"
     for group in sorted(GROUPS):
         yield f"### Group {group}\n\n{GROUPS[group]}\n"
-        rows = [(f"`{name}`", content_of(group, name, text)) for name, text in described(group).items()]
+        rows = [
+            (f"`{name}`", content_of(group, name, text)) for name, text in described(group).items()
+        ]
         yield table(("choice", "content"), rows)
 
 
@@ -121,8 +133,13 @@ def names() -> Iterator[str]:
     yield "A plugin can add a name to each of these keys ([extending](extending.md)).\n"
     for key, registry in registries().items():
         yield f"### Names of {key}\n"
-        yield table(("name", "meaning"), [(f"`{name}`", escaped(text)) for name, text in registered(registry).items()])
-        rows = [] if isinstance(registry, Kinds) else list(option_rows(key, registry))  # kinds are listed with the keys
+        yield table(
+            ("name", "meaning"),
+            [(f"`{name}`", escaped(text)) for name, text in registered(registry).items()],
+        )
+        rows = (
+            [] if isinstance(registry, Kinds) else list(option_rows(key, registry))
+        )  # kinds are listed with the keys
         if rows:
             yield f"Options of names of {key}:\n"
             yield table(("name", "key", "type", "default", "meaning"), rows)
@@ -151,14 +168,21 @@ def chosen_by(loaded: dict[str, Any]) -> Iterator[str]:
             yield f"Extends `{default}`."
         elif isinstance(default, dict):
             overrides = (
-                (key.removeprefix("override /"), choice) for key, choice in default.items() if key[:8] == "override"
+                (key.removeprefix("override /"), choice)
+                for key, choice in default.items()
+                if key[:8] == "override"
             )
             yield from (f"`{group}={choice}`" for group, choice in overrides)
 
 
 def arms_of(loaded: dict[str, Any]) -> str:
     """Return the names of the arms that a file defines."""
-    chosen = [key for default in loaded.get("defaults", []) if isinstance(default, dict) for key in default]
+    chosen = [
+        key
+        for default in loaded.get("defaults", [])
+        if isinstance(default, dict)
+        for key in default
+    ]
     names = [key.partition("@")[2] for key in chosen if key.startswith("/strategy@")]
     return ", ".join(f"`{name}`" for name in names)
 
@@ -196,7 +220,9 @@ def keys() -> Iterator[str]:
         yield from section(schema, "", "" if schema is Study else f" of {name}", shown_at)
 
 
-def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any], str]) -> Iterator[str]:
+def section(
+    schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any], str]
+) -> Iterator[str]:
     """Yield the table of a schema, then those of its nested schemas that were not shown yet.
 
     `root` is the end of their headings.
@@ -205,7 +231,9 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
     for key, subschema in subschemas.items():
         shown_at.setdefault(subschema, f"{prefix}{key}{root}")
     if kinds_of(schema) is not None:
-        yield table(("kind", "key", "type", "default", "meaning"), rows_of_kinds(schema, prefix, shown_at))
+        yield table(
+            ("kind", "key", "type", "default", "meaning"), rows_of_kinds(schema, prefix, shown_at)
+        )
     else:
         yield table(("key", "type", "default", "meaning"), rows_of(schema, prefix, shown_at))
     for key, subschema in subschemas.items():
@@ -215,8 +243,11 @@ def section(schema: type[Any], prefix: str, root: str, shown_at: dict[type[Any],
             yield from section(subschema, f"{prefix}{key}.", root, shown_at)
 
 
-def rows_of_kinds(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> list[tuple[str, ...]]:
-    """Return the table rows of the keys of all kinds: common ones, then those of most kinds first."""
+def rows_of_kinds(
+    schema: type[Any], prefix: str, shown_at: dict[type[Any], str]
+) -> list[tuple[str, ...]]:
+    """Return the table rows of the keys of all kinds: common ones, then those of most kinds
+    first."""
     kinds, common = kinds_of(schema), rows_of(schema, prefix, shown_at)
     assert kinds is not None, "the schema is a base of kinds"
     taking: dict[tuple[str, ...], list[str]] = {}
@@ -224,11 +255,14 @@ def rows_of_kinds(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]
         for row in rows_of(kinds[name], prefix, shown_at)[len(common) :]:  # type: ignore[arg-type]
             taking.setdefault(row, []).append(f"`{name}`")
     ordered = sorted(taking.items(), key=lambda item: -len(item[1]))
-    return [("every", *row) for row in common] + [(", ".join(names), *row) for row, names in ordered]
+    return [("every", *row) for row in common] + [
+        (", ".join(names), *row) for row, names in ordered
+    ]
 
 
 def nested(schema: type[Any]) -> dict[str, type[Any]]:
-    """Return the nested schemas by key; the key of a dict of schemas ends in .NAME, as in arms.NAME."""
+    """Return the nested schemas by key; the key of a dict of schemas ends in .NAME, as in
+    arms.NAME."""
     schemas: dict[str, type[Any]] = {}
     for key, hint in hints_of(schema).items():
         if (subschema := dataclass_in(hint)) is not None:
@@ -236,7 +270,9 @@ def nested(schema: type[Any]) -> dict[str, type[Any]]:
     return schemas
 
 
-def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> list[tuple[str, ...]]:
+def rows_of(
+    schema: type[Any], prefix: str, shown_at: dict[type[Any], str]
+) -> list[tuple[str, ...]]:
     """Return the table rows of a schema, one per key."""
     hints, meanings, choices = hints_of(schema), meanings_of(schema), choices_of(schema)
     rows = []
@@ -247,8 +283,17 @@ def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> l
             kind = type_of(hint, choices.get(name, ()), bounds_of(field.metadata.get("check")))
         else:
             heading = shown_at[subschema]
-            kind = f"[{heading}](#{anchor(heading)}){' or null' if NoneType in get_args(hint) else ''}"
-        rows.append((f"`{prefix}{name}`", kind, default_of(field, subschema), explained(schema, meanings, name)))
+            kind = (
+                f"[{heading}](#{anchor(heading)}){' or null' if NoneType in get_args(hint) else ''}"
+            )
+        rows.append(
+            (
+                f"`{prefix}{name}`",
+                kind,
+                default_of(field, subschema),
+                explained(schema, meanings, name),
+            )
+        )
     return rows
 
 
@@ -259,14 +304,20 @@ def explained(schema: type[Any], meanings: dict[str, str], key: str) -> str:
         ValueError: the docstring of the class has no line for the key.
     """
     if not (text := meaning_of(meanings, key)):
-        raise ValueError(f"{schema.__name__}.{key}: expected a line of the class's docstring for it")
+        raise ValueError(
+            f"{schema.__name__}.{key}: expected a line of the class's docstring for it"
+        )
     return escaped(text)
 
 
 def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
     """Return the allowed values of the keys that `one_of` checks against names or literals."""
     declared = {field.name: field.metadata.get("check") for field in fields(schema)}
-    choices = {key: tuple(names) for key, names in declared.items() if names is not None and not callable(names)}
+    choices = {
+        key: tuple(names)
+        for key, names in declared.items()
+        if names is not None and not callable(names)
+    }
     if (kinds := kinds_of(schema)) is not None:
         choices[kinds.key] = tuple(kinds)
     for base in schema.__mro__[:-1]:
@@ -275,11 +326,20 @@ def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
             continue  # made of a function, without source of its own
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
             match node:
-                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Name(constant)]):
+                case ast.Call(
+                    ast.Name("one_of"),
+                    [_, ast.Attribute(ast.Name("self"), key), ast.Name(constant)],
+                ):
                     choices.setdefault(key, tuple(getattr(module, constant)))
-                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Call(ast.Name(f), [])]):
+                case ast.Call(
+                    ast.Name("one_of"),
+                    [_, ast.Attribute(ast.Name("self"), key), ast.Call(ast.Name(f), [])],
+                ):
                     choices.setdefault(key, tuple(getattr(module, f)()))
-                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Tuple() as values]):
+                case ast.Call(
+                    ast.Name("one_of"),
+                    [_, ast.Attribute(ast.Name("self"), key), ast.Tuple() as values],
+                ):
                     choices.setdefault(key, ast.literal_eval(values))
     return choices
 
@@ -335,7 +395,9 @@ def escaped(text: str) -> str:
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Return a head and rows as a Markdown table."""
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
+    return "".join(
+        "| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows)
+    )
 
 
 if __name__ == "__main__":

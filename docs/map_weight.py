@@ -50,15 +50,22 @@ def stored(model: ModelSpec) -> dict[str, int]:
     return {
         "a checkpoint: one order of documents": model.state_bytes,
         "the map, exact, float32: any order": map_bytes(MapRules(), model),
-        "the map, rank 4, bfloat16: any order": map_bytes(MapRules("low_rank", 4, "bfloat16"), model),
+        "the map, rank 4, bfloat16: any order": map_bytes(
+            MapRules("low_rank", 4, "bfloat16"), model
+        ),
     }
 
 
 def draw() -> Figure:
-    """Draw bytes of a stored span ÷ bytes of its KV; a dot marks the length at which state or map equals the KV."""
-    footer = "computed from the sizes of the models; KV in bfloat16, states and exact maps in float32"
+    """Draw bytes of a stored span ÷ bytes of its KV; a dot marks the length at which state or map
+    equals the KV."""
+    footer = (
+        "computed from the sizes of the models; KV in bfloat16, states and exact maps in float32"
+    )
     title = "From which length on does a span's map weigh less than its KV?"
-    figure, axes = framed_with(footer, title, 1, 3, height=3.6, share=("all", "all"), margins=Margins(bottom=1.1))
+    figure, axes = framed_with(
+        footer, title, 1, 3, height=3.6, share=("all", "all"), margins=Margins(bottom=1.1)
+    )
     for ax, panel in zip(axes[0], stored(KIMI_LIKE), strict=True):
         _panel(ax, panel)
     axes[0][0].set_ylabel("stored bytes ÷ bytes of KV", fontsize=9)

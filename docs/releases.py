@@ -1,4 +1,5 @@
-"""Print docs/releases.md: rule by rule and release by release, with the smallest stored case that shows each.
+"""Print docs/releases.md: rule by rule and release by release, with the smallest stored case that
+shows each.
 
 .venvs/dev/bin/python docs/releases.py > docs/releases.md
 """
@@ -61,11 +62,19 @@ def main() -> None:
     for pair in pairwise(names):
         earlier, later = pair
         print(f"## {_title(earlier)} and {_title(later)}\n")
-        before, after = ({case.name: case for case in read_stored(CASES / f"{name}.jsonl.zst")} for name in pair)
-        other = [case for name, case in after.items() if name in before and before[name].expected != case.expected]
+        before, after = (
+            {case.name: case for case in read_stored(CASES / f"{name}.jsonl.zst")} for name in pair
+        )
+        other = [
+            case
+            for name, case in after.items()
+            if name in before and before[name].expected != case.expected
+        ]
         stored = sorted(other, key=lambda case: case.tokens)
         print(f"{len(stored)} of {len(after)} stored cases are decided otherwise.\n")
-        print(f"| rule | {_title(earlier)} | {_title(later)} | cases | smallest case | without the rule |")
+        print(
+            f"| rule | {_title(earlier)} | {_title(later)} | cases | smallest case | without the rule |"
+        )
         print("|---|---|---|---:|---|---|")
         for rule, row in _rows(RELEASES[earlier], RELEASES[later], stored):
             print(f"| {rule} | {' | '.join(row)} |")
@@ -76,23 +85,30 @@ def _title(release: str) -> str:
     return release.removeprefix("vllm_").replace("_", ".")
 
 
-def _rows(earlier: Release, later: Release, stored: list[StoredCase]) -> Iterator[tuple[str, list[str]]]:
+def _rows(
+    earlier: Release, later: Release, stored: list[StoredCase]
+) -> Iterator[tuple[str, list[str]]]:
     for rule, words in WORDS.items():
         before, after = (_words(getattr(release, rule)) for release in (earlier, later))
         if before == after:
             continue
-        differing = [(case, text) for case in stored if (text := _difference(case, later, rule, earlier))]
+        differing = [
+            (case, text) for case in stored if (text := _difference(case, later, rule, earlier))
+        ]
         smallest, text = differing[0] if differing else (None, "–")
         row = [before, after, f"{len(differing):,}", smallest.name if smallest else "none", text]
         yield f"`{rule}`: {words}", row
 
 
 def _words(value: object) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return (
+        {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    )
 
 
 def _difference(case: StoredCase, later: Release, rule: str, earlier: Release) -> str:
-    """Return what differs if one rule of the later release is that of the earlier one; empty for nothing."""
+    """Return what differs if one rule of the later release is that of the earlier one; empty for
+    nothing."""
     given = Case.model_validate(case.settings | {"requests": case.requests})
     mixed: Release = replace(later, **{rule: getattr(earlier, rule)})
     with_rule, without = case.expected, schedule(given, policy_of(mixed, given))
@@ -103,7 +119,9 @@ def _difference(case: StoredCase, later: Release, rule: str, earlier: Release) -
         return f"request {number} reuses {old} instead of {new} tokens"
     if with_rule.preemptions != without.preemptions:
         return f"{without.preemptions} instead of {with_rule.preemptions} preemptions"
-    steps = [step for run in without.steps for step in ([{}] * run["empty"] if "empty" in run else [run])]
+    steps = [
+        step for run in without.steps for step in ([{}] * run["empty"] if "empty" in run else [run])
+    ]
     return "" if with_rule.steps == steps else "other steps"
 
 

@@ -1,4 +1,5 @@
-"""Triton kernels for position-independent attention, each with a torch reference that defines its result."""
+"""Triton kernels for position-independent attention, each with a torch reference that defines its
+result."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from torch import Tensor
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether Triton runs operations on this tensor: it is on a CUDA device and Triton is installed.
+    """Whether Triton runs operations on this tensor: it is on a CUDA device and Triton is
+    installed.
 
     CPU tensors never reach Triton here, whatever TRITON_INTERPRET is; its interpreter is for tests,
     which call the launchers directly. Warn once of a CUDA device without Triton.
@@ -37,7 +39,9 @@ def _has_triton() -> bool:
 
 @cache
 def _warn_once() -> None:
-    warnings.warn("Triton is not installed: torch references serve on this CUDA device, slowly.", stacklevel=4)
+    warnings.warn(
+        "Triton is not installed: torch references serve on this CUDA device, slowly.", stacklevel=4
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -51,7 +55,8 @@ def _warn_once() -> None:
 
 @dataclass(frozen=True, eq=False)
 class AngleTable:
-    """Cosine and sine of positions [0, length): two float32 tensors [length, rotary_dim / 2] on one device."""
+    """Cosine and sine of positions [0, length): two float32 tensors [length, rotary_dim / 2] on one
+    device."""
 
     cos: Tensor
     sin: Tensor
@@ -72,6 +77,7 @@ class AngleTable:
         return self.cos.device
 
     def lookup(self, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [..., rotary_dim / 2] of signed integer shifts [...]: cos(-a) = cos a, sin(-a) = -sin a."""
+        """Cosine and sine [..., rotary_dim / 2] of signed integer shifts [...]: cos(-a) = cos a,
+        sin(-a) = -sin a."""
         distance = shift.abs().long()
         return self.cos[distance], self.sin[distance] * shift.sign()[..., None].to(self.sin.dtype)

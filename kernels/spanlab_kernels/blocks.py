@@ -1,9 +1,10 @@
 """Gather, scatter and copy of rows in paged memory.
 
-Pages are one contiguous float tensor [num_pages, page_size, H, D]. Slot = page · page_size + offset names one of its
-rows [H, D]. Slots are int32 or int64 tensors [N] on the device of the pages; that they lie in
-[0, num_pages · page_size) is checked on the CPU. On a CUDA device the caller must ensure it, since a check would wait
-for the device: there, a slot outside the pages reads NaN and writes nothing.
+Pages are one contiguous float tensor [num_pages, page_size, H, D]. Slot = page · page_size + offset
+names one of its rows [H, D]. Slots are int32 or int64 tensors [N] on the device of the pages; that
+they lie in [0, num_pages · page_size) is checked on the CPU. On a CUDA device the caller must
+ensure it, since a check would wait for the device: there, a slot outside the pages reads NaN and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def scatter_reference(pages: Tensor, slots: Tensor, values: Tensor) -> None:
     pages.flatten(0, 1)[slots.long()] = values
 
 
-def write_reference(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+def write_reference(
+    key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+) -> None:
     """Write keys and values to `slots`; see `spanlab_kernels.blocks.write`."""
     scatter_reference(key_pages, slots, keys)
     scatter_reference(value_pages, slots, values)
@@ -77,8 +80,11 @@ def scatter(pages: Tensor, slots: Tensor, values: Tensor) -> None:
     return scatter_reference(pages, slots, values)
 
 
-def write(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write `keys` and `values` [N, H, D], of any strides, to the same distinct `slots` of two equal sets of pages.
+def write(
+    key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+) -> None:
+    """Write `keys` and `values` [N, H, D], of any strides, to the same distinct `slots` of two
+    equal sets of pages.
 
     As two calls of `scatter`, in one launch. ValueError for arguments that do not match.
     """
@@ -107,7 +113,9 @@ def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
     _check_slots("source_slots", source_slots, pages)
     _check_slots("target_slots", target_slots, pages)
     if len(source_slots) != len(target_slots):
-        raise ValueError(f"target_slots must be as many as source_slots, {len(source_slots)}, not {len(target_slots)}.")
+        raise ValueError(
+            f"target_slots must be as many as source_slots, {len(source_slots)}, not {len(target_slots)}."
+        )
     if uses_triton(pages):
         from spanlab_kernels import row_kernels
 
@@ -124,7 +132,12 @@ def _check_pages(pages: Tensor) -> None:
 
 
 def _check_slots(name: str, slots: Tensor, pages: Tensor) -> None:
-    if slots.ndim != 1 or slots.dtype not in SLOT_DTYPES or slots.device != pages.device or not slots.is_contiguous():
+    if (
+        slots.ndim != 1
+        or slots.dtype not in SLOT_DTYPES
+        or slots.device != pages.device
+        or not slots.is_contiguous()
+    ):
         raise ValueError(
             f"{name} must be a contiguous integer tensor [N] on {pages.device}, "
             f"not {slots.dtype} of shape {tuple(slots.shape)} on {slots.device}."
@@ -153,8 +166,9 @@ def _check_rows(name: str, rows: Tensor, slots: Tensor, pages: Tensor) -> None:
 def angle_table(frequencies: Tensor, length: int, device: torch.device | str = "cpu") -> AngleTable:
     """Tabulate positions [0, length) for `frequencies` [rotary_dim / 2], in radians per position.
 
-    Angles are formed in float64 on the CPU and cast once, so that a position of 1e6 is as exact as position 1: in
-    float32 its angle alone would be off by 0.03 rad. ValueError for invalid frequencies or an invalid length.
+    Angles are formed in float64 on the CPU and cast once, so that a position of 1e6 is as exact as
+    position 1: in float32 its angle alone would be off by 0.03 rad. ValueError for invalid
+    frequencies or an invalid length.
     """
     if frequencies.ndim != 1 or not len(frequencies) or not frequencies.is_floating_point():
         raise ValueError(
@@ -175,14 +189,20 @@ def angle_table(frequencies: Tensor, length: int, device: torch.device | str = "
 # ------------------------------------------------------------------------------
 
 
-def rotate_reference(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
+def rotate_reference(
+    x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor
+) -> Tensor:
     """Write R(shift) x into `out`, which may be `x`; see `spanlab_kernels.blocks.rotate`."""
-    angles = by_channel(*table.lookup(torch.as_tensor(shift, device=x.device).reshape(-1, 1)), interleaved=interleaved)
+    angles = by_channel(
+        *table.lookup(torch.as_tensor(shift, device=x.device).reshape(-1, 1)),
+        interleaved=interleaved,
+    )
     return rotate_by(x, *angles, interleaved=interleaved, out=out)
 
 
 def by_channel(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every channel [..., rotary_dim] from those of pairs, with -sin for the first channel."""
+    """Cosine and sine of every channel [..., rotary_dim] from those of pairs, with -sin for the
+    first channel."""
     if interleaved:
         return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -191,7 +211,8 @@ def by_channel(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, 
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Tensor) -> Tensor:
     """Rotate `x` into `out` by the cosine and sine of every channel, [T or 1, 1, rotary_dim].
 
-    Both halves of the channels are processed together: half as many launches, over runs of twice the length.
+    Both halves of the channels are processed together: half as many launches, over runs of twice
+    the length.
     """
     width = cos.shape[-1]
     rotated, target = x[..., :width].float(), out[..., :width]
@@ -221,17 +242,25 @@ SHIFT_DTYPES = (torch.int32, torch.int64)
 
 
 def rotate(
-    x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool = False, out: Tensor | None = None
+    x: Tensor,
+    shift: int | Tensor,
+    table: AngleTable,
+    *,
+    interleaved: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Rotate the first `table.rotary_dim` channels of each head of `x` [T, H, D] by `shift` positions; copy the others.
+    """Rotate the first `table.rotary_dim` channels of each head of `x` [T, H, D] by `shift`
+    positions; copy the others.
 
-    `shift` is one number for all, or an integer tensor [T] on the device of `x`; it may be negative. A key rotated to
-    position p is rotated to p + shift afterwards, since R(a) R(b) = R(a + b). Pairs are channels
-    (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Products are formed in float32 and cast once.
+    `shift` is one number for all, or an integer tensor [T] on the device of `x`; it may be
+    negative. A key rotated to position p is rotated to p + shift afterwards, since R(a) R(b) = R(a
+    + b). Pairs are channels (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Products
+    are formed in float32 and cast once.
 
-    Returns `out`, of the shape of `x`: `x` itself (in place), memory that does not overlap it, or a new tensor.
-    ValueError for arguments that do not match. On a CUDA device the caller must ensure that shifts are in
-    (-table.length, table.length), since a check would wait for the device: outside it the result is NaN.
+    Returns `out`, of the shape of `x`: `x` itself (in place), memory that does not overlap it, or a
+    new tensor. ValueError for arguments that do not match. On a CUDA device the caller must ensure
+    that shifts are in (-table.length, table.length), since a check would wait for the device:
+    outside it the result is NaN.
     """
     out = torch.empty_like(x) if out is None else out
     _check_tensors(x, table, out)
@@ -254,14 +283,20 @@ def _check_tensors(x: Tensor, table: AngleTable, out: Tensor) -> None:
             f"not {tuple(out.shape)} in {out.dtype} on {out.device}."
         )
     if table.rotary_dim > x.shape[2]:
-        raise ValueError(f"table.rotary_dim must be at most head_dim, {x.shape[2]}, not {table.rotary_dim}.")
+        raise ValueError(
+            f"table.rotary_dim must be at most head_dim, {x.shape[2]}, not {table.rotary_dim}."
+        )
     if table.device != x.device:
         raise ValueError(f"table must lie on the device of x, {x.device}, not on {table.device}.")
 
 
 def _check_shift(x: Tensor, shift: int | Tensor, table: AngleTable) -> None:
     if isinstance(shift, Tensor):
-        if shift.shape != x.shape[:1] or shift.dtype not in SHIFT_DTYPES or shift.device != x.device:
+        if (
+            shift.shape != x.shape[:1]
+            or shift.dtype not in SHIFT_DTYPES
+            or shift.device != x.device
+        ):
             raise ValueError(
                 f"shift must be an int or an integer tensor [{x.shape[0]}] on {x.device}, "
                 f"not {tuple(shift.shape)} in {shift.dtype} on {shift.device}."
@@ -270,4 +305,6 @@ def _check_shift(x: Tensor, shift: int | Tensor, table: AngleTable) -> None:
             return
     largest = int(shift.abs().max()) if isinstance(shift, Tensor) else abs(shift)
     if largest >= table.length:
-        raise ValueError(f"shift must stay under the table's length, {table.length}, not {largest}.")
+        raise ValueError(
+            f"shift must stay under the table's length, {table.length}, not {largest}."
+        )

@@ -1,4 +1,5 @@
-"""The Triton kernel of `chunk_scan`: one program carries some columns of one state over all chunks of its sequence."""
+"""The Triton kernel of `chunk_scan`: one program carries some columns of one state over all chunks
+of its sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 16  # of a state per program: columns are independent, and few sequences should fill a device
+COLUMNS = (
+    16  # of a state per program: columns are independent, and few sequences should fill a device
+)
 LEAST_DOT = 16  # rows and columns: the fewest of a matrix product in Triton
 
 
@@ -26,7 +29,8 @@ def _scan(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEY_DIM: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences · heads, blocks of columns). Products are exact to float32: three of TF32 each."""
+    """Grid (sequences · heads, blocks of columns). Products are exact to float32: three of TF32
+    each."""
     sequence, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     row, key = tl.arange(0, WIDTH_BLOCK), tl.arange(0, KEY_BLOCK)
     column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
@@ -57,7 +61,12 @@ def _scan(
 
 
 def scan(
-    chunks: Sequence[Tensor], firsts: Tensor, lengths: Tensor, reports: Tensor, count: int, states: Tensor
+    chunks: Sequence[Tensor],
+    firsts: Tensor,
+    lengths: Tensor,
+    reports: Tensor,
+    count: int,
+    states: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Launch for `spanlab_kernels.chunk_scan.scan`: outputs, and the `count` reported states."""
     sequences, heads, key_dim, columns = states.shape

@@ -1,8 +1,9 @@
-"""The gated delta rule from chunk to chunk: states advance over prepared chunks, and each chunk gives its outputs.
+"""The gated delta rule from chunk to chunk: states advance over prepared chunks, and each chunk
+gives its outputs.
 
-A chunk of `width` rows with state S before it writes W = values - erase_keys S, gives queries S + scores W, and leaves
-decay S + keys W. Chunks of a step belong to different sequences; chunk i of a step is that of sequence i. So a step has
-at most as many chunks as the step before.
+A chunk of `width` rows with state S before it writes W = values - erase_keys S, gives queries S +
+scores W, and leaves decay S + keys W. Chunks of a step belong to different sequences; chunk i of a
+step is that of sequence i. So a step has at most as many chunks as the step before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Chunks(NamedTuple):
     """Prepared chunks in the order of steps, float32 tensors [chunks, heads, …].
 
     `values`      [width, d_v], values that the chunk writes to an empty state
-    `erase_keys`  [width, d_k], keys whose product with the previous state is subtracted from `values`
+    `erase_keys`  [width, d_k], keys whose product with the previous state is subtracted from
+                  `values`
     `queries`     [width, d_k], queries to the previous state
     `scores`      [width, width], queries times keys within the chunk
     `keys`        [d_k, width], keys of the written values, decayed to the end of the chunk
@@ -57,11 +59,14 @@ Report = Callable[[int, Tensor], None]
 
 
 def scan(chunks: Chunks, steps: Steps, states: Tensor, report: Report) -> Tensor:
-    """Advance `states`, float32 [sequences, heads, d_k, d], in place; return the outputs [chunks, heads, width, d_v].
+    """Advance `states`, float32 [sequences, heads, d_k, d], in place; return the outputs [chunks,
+    heads, width, d_v].
 
     Values are zero in columns of `states` from d_v on, and outputs are not computed there.
     """
-    return (scan_by_kernel if uses_triton(states) else scan_reference)(chunks, steps, states, report)
+    return (scan_by_kernel if uses_triton(states) else scan_reference)(
+        chunks, steps, states, report
+    )
 
 
 def scan_by_kernel(chunks: Chunks, steps: Steps, states: Tensor, report: Report) -> Tensor:
@@ -92,7 +97,8 @@ def scan_reference(chunks: Chunks, steps: Steps, states: Tensor, report: Report)
 
 
 def _step(chunks: Chunks, state: Tensor) -> Tensor:
-    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; updates `state` in place."""
+    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; updates `state` in
+    place."""
     channels = chunks.values.shape[-1]
     written = torch.bmm(chunks.erase_keys, state).neg_()
     written[..., :channels] += chunks.values

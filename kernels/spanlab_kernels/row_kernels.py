@@ -67,8 +67,16 @@ def _rotate(
     a = tl.load(from_row + (first * x_channel)[None, :], mask=is_pair, other=0.0).to(tl.float32)
     b = tl.load(from_row + (second * x_channel)[None, :], mask=is_pair, other=0.0).to(tl.float32)
     # both partners are in registers before either is written, so that out may be x
-    tl.store(to_row + (first * out_channel)[None, :], (a * c - b * s).to(out.dtype.element_ty), mask=is_pair)
-    tl.store(to_row + (second * out_channel)[None, :], (b * c + a * s).to(out.dtype.element_ty), mask=is_pair)
+    tl.store(
+        to_row + (first * out_channel)[None, :],
+        (a * c - b * s).to(out.dtype.element_ty),
+        mask=is_pair,
+    )
+    tl.store(
+        to_row + (second * out_channel)[None, :],
+        (b * c + a * s).to(out.dtype.element_ty),
+        mask=is_pair,
+    )
 
     if COPIED > 0:
         extra = tl.arange(0, COPIED_BLOCK)
@@ -78,8 +86,11 @@ def _rotate(
         tl.store(to_row + (channel * out_channel)[None, :], unrotated, mask=is_extra)
 
 
-def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
-    """Launch the kernel; the contract of `spanlab_kernels.blocks.rotate`, whose checks come first."""
+def rotate(
+    x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor
+) -> Tensor:
+    """Launch the kernel; the contract of `spanlab_kernels.blocks.rotate`, whose checks come
+    first."""
     tokens, heads, head_dim = x.shape
     rows = tokens * heads
     if not rows:
@@ -143,11 +154,14 @@ def _move(
         source_index = tl.load(source_slots + row).to(tl.int64)
     if TO_SLOTS:
         target_index = tl.load(target_slots + row).to(tl.int64)
-    # a slot outside the pages must access no memory; it reads NaN, which shows the error in the result
+    # a slot outside the pages must access no memory; it reads NaN, which shows the error in the
+    # result
     is_source = in_row & (source_index >= 0) & (source_index < source_rows)
     is_target = in_row & (target_index >= 0) & (target_index < target_rows)
     offset = (element // HEAD_DIM) * source_head + (element % HEAD_DIM) * source_channel
-    values = tl.load(source + source_index * source_row + offset, mask=is_source, other=float("nan"))
+    values = tl.load(
+        source + source_index * source_row + offset, mask=is_source, other=float("nan")
+    )
     tl.store(target + target_index * (HEADS * HEAD_DIM) + element, values, mask=is_target)
 
 
@@ -195,12 +209,16 @@ def _write(
     head, channel = element // HEAD_DIM, element % HEAD_DIM
     target = slot * (HEADS * HEAD_DIM) + element
     key = tl.load(keys + row * key_row + head * key_head + channel * key_channel, mask=in_row)
-    value = tl.load(values + row * value_row + head * value_head + channel * value_channel, mask=in_row)
+    value = tl.load(
+        values + row * value_row + head * value_head + channel * value_channel, mask=in_row
+    )
     tl.store(to_keys + target, key, mask=is_target)
     tl.store(to_values + target, value, mask=is_target)
 
 
-def write(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+def write(
+    key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+) -> None:
     """Launch for `spanlab_kernels.blocks.write`, whose checks come first."""
     _, heads, head_dim = keys.shape
     width = heads * head_dim
@@ -222,7 +240,9 @@ def write(key_pages: Tensor, value_pages: Tensor, slots: Tensor, keys: Tensor, v
     )
 
 
-def _launch(source: Tensor, target: Tensor, source_slots: Tensor | None, target_slots: Tensor | None) -> None:
+def _launch(
+    source: Tensor, target: Tensor, source_slots: Tensor | None, target_slots: Tensor | None
+) -> None:
     slots = source_slots if source_slots is not None else target_slots
     assert slots is not None, "rows are copied from slots or to slots"
     _, heads, head_dim = target.shape

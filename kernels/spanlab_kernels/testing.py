@@ -25,7 +25,8 @@ RELATIVE_RMS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of `agrees`: the largest absolute error, the relative RMS error, and the limit of each."""
+    """Result of `agrees`: the largest absolute error, the relative RMS error, and the limit of
+    each."""
 
     error: float
     error_allowed: float
@@ -37,13 +38,19 @@ class Verdict:
         return self.error <= self.error_allowed and self.relative_rms <= self.relative_rms_allowed
 
 
-def agrees(result: Tensor, truth: Tensor, same_dtype_reference: Tensor, dtype: torch.dtype) -> Verdict:
-    """Compare `result` with `truth` (fp32 or better) and with torch's own result in `dtype`, all of one shape.
+def agrees(
+    result: Tensor, truth: Tensor, same_dtype_reference: Tensor, dtype: torch.dtype
+) -> Verdict:
+    """Compare `result` with `truth` (fp32 or better) and with torch's own result in `dtype`, all of
+    one shape.
 
-    The floor is one unit in the last place of the largest value. Where the truth is infinite (the log-sum-exp of a row
-    without keys) the result must be the same infinity. A truth with NaN is an error of the test.
+    The floor is one unit in the last place of the largest value. Where the truth is infinite (the
+    log-sum-exp of a row without keys) the result must be the same infinity. A truth with NaN is an
+    error of the test.
     """
-    assert result.shape == truth.shape == same_dtype_reference.shape, "result, truth and reference differ in shape"
+    assert result.shape == truth.shape == same_dtype_reference.shape, (
+        "result, truth and reference differ in shape"
+    )
     assert not truth.isnan().any(), "the truth has NaN"
     limit = RELATIVE_RMS[dtype]
     truth = truth.detach().to("cpu", torch.float64)
@@ -66,26 +73,33 @@ def _errors(result: Tensor, truth: Tensor) -> tuple[float, float]:
     return float(difference.abs().max()), relative
 
 
-def fresh(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+def fresh(
+    *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Tensor:
     """New memory filled with NaN, so that a read of an unwritten element shows in the result."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 
 def random_tensor(
-    *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
 ) -> Tensor:
     """Standard normal numbers, identical on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def inverse_powers(rotary_dim: int, base: float = 10_000.0) -> Tensor:
-    """RoPE's default frequencies base^(-2i / rotary_dim), [rotary_dim / 2], in radians per position."""
+    """RoPE's default frequencies base^(-2i / rotary_dim), [rotary_dim / 2], in radians per
+    position."""
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
 @dataclass(frozen=True)
 class RopeCase:
-    """A rotation case: one shift for all tokens, or with `shift=None` a random one per token in ±`reach`."""
+    """A rotation case: one shift for all tokens, or with `shift=None` a random one per token in
+    ±`reach`."""
 
     tokens: int
     heads: int
@@ -105,7 +119,9 @@ class RopeCase:
         if self.shift is not None:
             return self.shift
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(-self.reach, self.reach + 1, (self.tokens,), generator=generator, dtype=torch.int32)
+        drawn = torch.randint(
+            -self.reach, self.reach + 1, (self.tokens,), generator=generator, dtype=torch.int32
+        )
         return drawn.to(device)
 
 
@@ -141,7 +157,12 @@ class BlockCase:
     def two_sets(self, device: torch.device | str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor]:
         """Source and target slots: distinct, disjoint, in random order, without slot 0."""
         generator = torch.Generator().manual_seed(seed)
-        slots = 1 + torch.randperm(self.num_pages * self.page_size - 1, generator=generator)[: 2 * self.slots]
+        slots = (
+            1
+            + torch.randperm(self.num_pages * self.page_size - 1, generator=generator)[
+                : 2 * self.slots
+            ]
+        )
         return slots[: self.slots].to(device), slots[self.slots :].to(device)
 
 
@@ -165,7 +186,8 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compiled launch: the name of the kernel, its constants and options, and the compiled kernel."""
+    """One compiled launch: the name of the kernel, its constants and options, and the compiled
+    kernel."""
 
     name: str
     options: dict[str, Any]
@@ -179,7 +201,8 @@ class Compiled:
 
 @contextmanager
 def compiled_for(capability: int) -> Iterator[list[Compiled]]:
-    """Compile launches on CPU tensors for this compute capability, and list them in order, within the context.
+    """Compile launches on CPU tensors for this compute capability, and list them in order, within
+    the context.
 
     Use it in a separate process: the device stays set in Triton after the context. RuntimeError for
     a kernel that needs more shared memory than a block may have.
@@ -187,7 +210,9 @@ def compiled_for(capability: int) -> Iterator[list[Compiled]]:
     target, launches, run = GPUTarget("cuda", capability, 32), list[Compiled](), JITFunction.run
     driver.set_active(
         types.SimpleNamespace(
-            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+            get_current_target=lambda: target,
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
         )
     )
 
@@ -195,7 +220,9 @@ def compiled_for(capability: int) -> Iterator[list[Compiled]]:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         launches.append(compiled := Compiled(self.__name__, options, kernel))
         if compiled.shared > SHARED_MEMORY[capability]:
-            raise RuntimeError(f"{self.__name__} asks for {compiled.shared} bytes of shared memory.")
+            raise RuntimeError(
+                f"{self.__name__} asks for {compiled.shared} bytes of shared memory."
+            )
         return kernel
 
     JITFunction.run = compile_only

@@ -46,7 +46,8 @@ class Arrivals(Kind):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether requests wait for those that they name in `after`; other kinds have times alone."""
+        """Whether requests wait for those that they name in `after`; other kinds have times
+        alone."""
         return False
 
     @property
@@ -76,7 +77,8 @@ ARRIVALS: Kinds[Arrivals] = Kinds("arrivals", Arrivals)
 @dataclass
 @ARRIVALS.register("poisson")
 class Poisson(Arrivals):
-    """One Poisson process for the whole system: independent exponential gaps with mean 1 / rate_rps."""
+    """One Poisson process for the whole system: independent exponential gaps with mean 1 /
+    rate_rps."""
 
     rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second")
     order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
@@ -89,7 +91,8 @@ class Poisson(Arrivals):
 @dataclass
 @ARRIVALS.register("gamma")
 class Gamma(Arrivals):
-    """Independent Gamma gaps, mean 1 / rate_rps, squared coefficient of variation 1 / burstiness (1 is Poisson).
+    """Independent Gamma gaps, mean 1 / rate_rps, squared coefficient of variation 1 / burstiness (1
+    is Poisson).
 
     The shape is vLLM's `burstiness`. vLLM's benchmark then rescales the gaps so that the last
     request arrives at exactly n / rate; here they stay as drawn, because a fixed total takes away
@@ -187,7 +190,8 @@ class AsGiven(Arrivals):
 @dataclass
 @ARRIVALS.register("interleaved_legacy")
 class InterleavedLegacy(Arrivals):
-    """The order of the published sparse-prefix study, draw for draw: its rows interleaved at one fixed load.
+    """The order of the published sparse-prefix study, draw for draw: its rows interleaved at one
+    fixed load.
 
     Groups, in order of first appearance, are shuffled; each draws its first arrival from
     exponential(1 s); then the group with the least arrival, the earlier shuffled one on a tie,
@@ -218,16 +222,24 @@ class InterleavedLegacy(Arrivals):
         return emitted
 
 
-def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.random.Generator) -> list[Request]:
-    """Draw n requests with replacement, groups by Zipf popularity and requests uniformly within; fresh ids 0 to n − 1.
+def resample(
+    requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.random.Generator
+) -> list[Request]:
+    """Draw n requests with replacement, groups by Zipf popularity and requests uniformly within;
+    fresh ids 0 to n − 1.
 
-    The group of rank r is drawn with probability proportional to r^−zipf_exponent (0: all alike); which group has
-    which rank is drawn first. Drawn in the order in which they are to be asked, so pair it with order="as_given".
+    The group of rank r is drawn with probability proportional to r^−zipf_exponent (0: all alike);
+    which group has which rank is drawn first. Drawn in the order in which they are to be asked, so
+    pair it with order="as_given".
     """
     if n < 1 or not requests:
-        raise ValueError(f"popularity.n is {n} with {len(requests)} requests to draw from, expected both positive.")
+        raise ValueError(
+            f"popularity.n is {n} with {len(requests)} requests to draw from, expected both positive."
+        )
     if any(request.after for request in requests):
-        raise ValueError(f"popularity.n is {n} where requests wait for others, expected every request once.")
+        raise ValueError(
+            f"popularity.n is {n} where requests wait for others, expected every request once."
+        )
     if not (zipf_exponent >= 0 and np.isfinite(zipf_exponent)):
         raise ValueError(f"popularity.zipf_exponent is {zipf_exponent}, expected 0 or more.")
     groups = list(by_group(requests).values())
@@ -254,8 +266,11 @@ def _system_wide(
     return with_arrival_times(ordered, np.cumsum(unit_gaps) / rate_rps)
 
 
-def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) -> Sequence[Request]:
-    """Return the requests in an order; `by_group`: groups in random order, requests of a group in theirs."""
+def _ordered(
+    requests: Sequence[Request], rng: np.random.Generator, order: str
+) -> Sequence[Request]:
+    """Return the requests in an order; `by_group`: groups in random order, requests of a group in
+    theirs."""
     if order == "as_given":
         return requests
     by_groups = order == "by_group"
@@ -308,7 +323,8 @@ THINKS: dict[str, Callable[[np.random.Generator, int], Times]] = {
 @dataclass
 @ARRIVALS.register("sessions")
 class Sessions(Arrivals):
-    """Requests of one group are turns of a session: each follows the end of the one before it, after a think time.
+    """Requests of one group are turns of a session: each follows the end of the one before it,
+    after a think time.
 
     A session whose requests name those that they wait for (`after`) keeps that order; the others
     start as long after its first one as in the workload.
@@ -329,7 +345,9 @@ class Sessions(Arrivals):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.think is not None and self.think_s is None:
-            raise ValueError(f"arrivals.think={self.think} with arrivals.think_s=null: expected arrivals.think_s too")
+            raise ValueError(
+                f"arrivals.think={self.think} with arrivals.think_s=null: expected arrivals.think_s too"
+            )
 
     @property
     def draws(self) -> bool:
@@ -349,33 +367,45 @@ class Sessions(Arrivals):
             gaps = starts_rng.standard_exponential(len(groups))
             first = with_arrival_times(first, np.cumsum(gaps) / self.rate_rps)
         turns = [
-            turn for group, start in zip(groups, first, strict=True) for turn in _turns(group, waits, start.arrived_at)
+            turn
+            for group, start in zip(groups, first, strict=True)
+            for turn in _turns(group, waits, start.arrived_at)
         ]
         return sorted(turns, key=lambda request: request.arrived_at)
 
     def _waits(self, requests: Sequence[Request], rng: np.random.Generator) -> dict[int, int]:
-        """Return the nanoseconds that each request waits once those before it have finished, by its id."""
+        """Return the nanoseconds that each request waits once those before it have finished, by its
+        id."""
         recorded = any(request.wait_ns for request in requests)
         if recorded and self.think_s is not None:
-            raise ValueError(f"arrivals.think_s={self.think_s}: expected null, for the workload has think times")
+            raise ValueError(
+                f"arrivals.think_s={self.think_s}: expected null, for the workload has think times"
+            )
         alone = len({request.group_id for request in requests}) == len(requests)
         waits_are_known = alone or any(request.after for request in requests)
         if recorded or (waits_are_known and self.think_s is None):
             return {request.id: request.wait_ns for request in requests}
         if self.think_s is None:
-            raise ValueError("arrivals.think_s=null: expected a mean think time, for the workload has none")
+            raise ValueError(
+                "arrivals.think_s=null: expected a mean think time, for the workload has none"
+            )
         drawn = THINKS[self.think or "exponential"](rng, len(requests)) * self.think_s * 1e9
         waits = np.rint(drawn).astype(np.int64).tolist()
         return {request.id: wait for request, wait in zip(requests, waits, strict=True)}
 
 
 def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Request]:
-    """Return the requests of one session that starts at `start`; those that wait for none keep their distance to it."""
+    """Return the requests of one session that starts at `start`; those that wait for none keep
+    their distance to it."""
     ordered = any(request.after for request in group)
     first = group[0].arrived_at
     turns = []
     for index, request in enumerate(group):
-        after = request.after if ordered else tuple(before.id for before in group[max(0, index - 1) : index])
+        after = (
+            request.after
+            if ordered
+            else tuple(before.id for before in group[max(0, index - 1) : index])
+        )
         begin = start if after else start + max(0, request.arrived_at - first)
         turns.append(replace(request, arrived_at=begin, after=after, wait_ns=waits[request.id]))
     return turns
@@ -389,7 +419,8 @@ def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Requ
 @dataclass
 @ARRIVALS.register("novel_stream")
 class NovelStream(Arrivals):
-    """All requests ready at time zero, `clients` of them in flight: `known_first` known ones, then all others mixed.
+    """All requests ready at time zero, `clients` of them in flight: `known_first` known ones, then
+    all others mixed.
 
     A request is novel if it shares no passage with another request.
     """

@@ -60,12 +60,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LeastPrefill:
-    """Nanoseconds that prompt tokens `[start, stop)` take at least, however they are cut into steps and batched.
+    """Nanoseconds that prompt tokens `[start, stop)` take at least, however they are cut into steps
+    and batched.
 
-    `step_ns` is the shortest step. Each step computes its share of the FLOPs besides its host time, and the timing
-    model cuts it, half a nanosecond longer, off to a whole number. So one step for all tokens takes exactly
-    floor(`computing`) where it computes nothing else, and k steps at least that if k - 1 host times exceed the k
-    nanoseconds cut off. A shorter host time is made up for by a share of the FLOPs: k is at most time ÷ `step_ns`.
+    `step_ns` is the shortest step. Each step computes its share of the FLOPs besides its host time,
+    and the timing model cuts it, half a nanosecond longer, off to a whole number. So one step for
+    all tokens takes exactly floor(`computing`) where it computes nothing else, and k steps at least
+    that if k - 1 host times exceed the k nanoseconds cut off. A shorter host time is made up for by
+    a share of the FLOPs: k is at most time ÷ `step_ns`.
     """
 
     model: ModelSpec
@@ -73,7 +75,8 @@ class LeastPrefill:
     step_ns: int
 
     def computing(self, start: Ints, stop: Ints) -> Floats:
-        """Return FLOPs of the tokens and of one row of logits ÷ rate, plus host time and the half to be cut off."""
+        """Return FLOPs of the tokens and of one row of logits ÷ rate, plus host time and the half
+        to be cut off."""
         flops = self.model.prefill_flops(start, stop) + self.model.head_flops
         host_ns = self.hardware.host_s * 1e9
         share = 1 / (1 + max(0.0, 1 - host_ns) / self.step_ns)
@@ -81,8 +84,11 @@ class LeastPrefill:
         return np.asarray(nanoseconds, np.float64)
 
 
-def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
-    """Return the bound of a timing model; None where its terms are no sums over tokens, or steps take 0 ns."""
+def least_prefill(
+    timing: TimingModel, model: ModelSpec, hardware: HardwareSpec
+) -> LeastPrefill | None:
+    """Return the bound of a timing model; None where its terms are no sums over tokens, or steps
+    take 0 ns."""
     if not isinstance(timing, RooflineTiming):
         return None
     token = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
@@ -99,7 +105,8 @@ TOKENS = 1 << 20  # the longest length at which loading is compared with computi
 
 
 class PrefillTime:
-    """Nanoseconds of each step that computes prompt tokens [start, stop) while nothing else runs."""
+    """Nanoseconds of each step that computes prompt tokens [start, stop) while nothing else
+    runs."""
 
     def __init__(self, timing: TimingModel, batch: BatchRules, rules: ReuseRules) -> None:
         """`batch` cuts the tokens into steps; `rules` are the policy's."""
@@ -111,7 +118,9 @@ class PrefillTime:
         return self._steps(start, stop)
 
     def _compute(self, start: int, stop: int) -> tuple[int, ...]:
-        chunks = [(first, min(first + self._chunk, stop)) for first in range(start, stop, self._chunk)]
+        chunks = [
+            (first, min(first + self._chunk, stop)) for first in range(start, stop, self._chunk)
+        ]
         return tuple([self._timing.step(self._features(*chunk, stop)) for chunk in chunks])
 
     def _features(self, start: int, stop: int, end: int) -> StepFeatures:
@@ -134,8 +143,8 @@ def break_even_tokens(ready_ns: Callable[[int], int], steps: PrefillTime, unit: 
     `ready_ns`  nanoseconds until one token behind a loaded prefix of so many tokens is computed
     `unit`      lengths are multiples of it
 
-    None where loading is not faster for any length up to TOKENS. Between lengths that double, one change is
-    assumed.
+    None where loading is not faster for any length up to TOKENS. Between lengths that double, one
+    change is assumed.
     """
 
     def pays(units: int) -> bool:

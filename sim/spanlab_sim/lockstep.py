@@ -1,4 +1,5 @@
-"""A simulated replay of a server: the times of the first and last token of each request of a log."""
+"""A simulated replay of a server: the times of the first and last token of each request of a
+log."""
 
 from __future__ import annotations
 
@@ -19,14 +20,22 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import LockstepScheduler
-from spanlab.core.step import ScheduledSequence, ScheduledStep, StepFeatures, StepResult, features, finished_after
+from spanlab.core.step import (
+    ScheduledSequence,
+    ScheduledStep,
+    StepFeatures,
+    StepResult,
+    features,
+    finished_after,
+)
 from spanlab_sim.routing import Observer
 from spanlab_sim.server import Replica, Server, Source
 from spanlab_sim.timing import Nanoseconds
 
 
 class Run(NamedTuple):
-    """Equal steps in a row: what each rank did in the first one, how many, and nanoseconds of their start and end."""
+    """Equal steps in a row: what each rank did in the first one, how many, and nanoseconds of their
+    start and end."""
 
     ranks: list[StepFeatures]
     repeats: int
@@ -38,7 +47,8 @@ class Run(NamedTuple):
 class Times:
     """The times of the requests of a log, by request, and the totals of the replay.
 
-    `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last token were out
+    `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last
+                                          token were out
     `reused`               int64, tokens of its prompt that its first start did not compute
     `preemptions`          in all
     `steps`                in all, equal ones counted one by one
@@ -62,7 +72,8 @@ class Memory:
 
     `state_groups`  blocks that one recurrent state takes; 0 in a model of attention layers alone
     `caches`        whether prefixes are cached
-    `shares`        whether the tokens of prompts are known, so that requests with equal beginnings share blocks
+    `shares`        whether the tokens of prompts are known, so that requests with equal beginnings
+                    share blocks
     `retention`     states that the cache keeps, as in `BlockRules`
     `state_bytes`   bytes of a recurrent state that a step reads from the cache or writes to it
     """
@@ -77,14 +88,17 @@ class Memory:
     state_bytes: int = 0
 
     def policy(self, ahead: bool = False) -> UnsharedPolicy | BlockPolicy:
-        """Return a policy that allocates the blocks; `ahead`: a step is planned while the previous one runs.
+        """Return a policy that allocates the blocks; `ahead`: a step is planned while the previous
+        one runs.
 
-        States of a cache lie on block boundaries, and shared blocks are found by their tokens; otherwise counting
-        blocks suffices.
+        States of a cache lie on block boundaries, and shared blocks are found by their tokens;
+        otherwise counting blocks suffices.
         """
         if self.caches and (self.state_groups or self.shares):
             states: StateMode = "align" if self.state_groups else "none"
-            rules = BlockRules(self.block_size, states, self.state_groups, self.retention, ahead=ahead)
+            rules = BlockRules(
+                self.block_size, states, self.state_groups, self.retention, ahead=ahead
+            )
             pool = BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes)
             return BlockPolicy(rules, pool, ledger=NoLedger())  # causes of misses are not reported
         store = CountedBlocks(self.blocks, self.block_bytes)
@@ -112,7 +126,9 @@ class LockstepBackend:
     `state_bytes`  of a recurrent state that a step reads from the cache or writes to it
     """
 
-    def __init__(self, timing: LockstepTiming, scheduler: LockstepScheduler, state_bytes: int = 0) -> None:
+    def __init__(
+        self, timing: LockstepTiming, scheduler: LockstepScheduler, state_bytes: int = 0
+    ) -> None:
         self._timing, self._scheduler, self._state_bytes = timing, scheduler, state_bytes
         self.ranks: list[StepFeatures] = []  # of the last step
 
@@ -121,15 +137,22 @@ class LockstepBackend:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """As `ModelledBackend.execute`, for the ranks' parts of the step."""
-        self.ranks = ranks = [features(rank_step, self._state_bytes) for rank_step in self._scheduler.rank_steps]
-        remaining = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
+        self.ranks = ranks = [
+            features(rank_step, self._state_bytes) for rank_step in self._scheduler.rank_steps
+        ]
+        remaining = min(
+            [sequence.request.output_len - sequence.generated for sequence in step.decodes],
+            default=1,
+        )
         times = 1 if step.chunks else min(remaining, step.max_repeats)
         if times == 1:
             return StepResult(self._timing.step_together(ranks), finished_after(step))
         ends = self._timing.span_together(ranks, times).cumsum()
         if deadline_ns is not None:
             times = min(times, 1 + int(ends.searchsorted(deadline_ns, side="right")))
-        return StepResult(int(ends[times - 1]), finished_after(step, times), times, ends=ends[:times])
+        return StepResult(
+            int(ends[times - 1]), finished_after(step, times), times, ends=ends[:times]
+        )
 
     def completed(self, step: ScheduledStep) -> None:
         """Do nothing: this backend stores no KV."""
@@ -139,7 +162,11 @@ class LockstepBackend:
 
 
 def serve_log(
-    requests: Ordered[Request], memory: Memory, rules: BatchRules, timing: LockstepTiming, ranks: int = 1
+    requests: Ordered[Request],
+    memory: Memory,
+    rules: BatchRules,
+    timing: LockstepTiming,
+    ranks: int = 1,
 ) -> Times:
     """Serve requests in order of arrival; their ids are the numbers below their count.
 

@@ -1,7 +1,7 @@
 """Routers by name: which of several replicas serves a request, decided when it arrives.
 
-A router reads the present state of its `replicas`, and nothing of the future: no output lengths, no step times.
-Among replicas of equal rank, the first in number is taken.
+A router reads the present state of its `replicas`, and nothing of the future: no output lengths, no
+step times. Among replicas of equal rank, the first in number is taken.
 """
 
 from __future__ import annotations
@@ -108,19 +108,26 @@ ROUTERS: Kinds[Replicas] = Kinds("replicas", Replicas, key="routing")
 @dataclass
 @ROUTERS.register("prefix_events")
 class PrefixEvents(Replicas):
-    """The replica with the longest prefix of the prompt, as far as messages tell; among equals the least loaded one."""
+    """The replica with the longest prefix of the prompt, as far as messages tell; among equals the
+    least loaded one."""
 
     events_delay_s: float | None = field(
-        None, not_negative, "delay of cache events (stored, evicted) to the router, seconds; null: 0"
+        None,
+        not_negative,
+        "delay of cache events (stored, evicted) to the router, seconds; null: 0",
     )
-    events_lost: float | None = field(None, share, "share of the cache events that are lost; null: 0")
+    events_lost: float | None = field(
+        None, share, "share of the cache events that are lost; null: 0"
+    )
 
     def route(self, replicas: Sequence[WatchedTarget], rng: np.random.Generator) -> Route:
         delay_ns, lost = round((self.events_delay_s or 0.0) * 1e9), self.events_lost or 0.0
         channels = [EventChannel(delay_ns, lost, each) for each in rng.spawn(len(replicas))]
         for replica, channel in zip(replicas, channels, strict=True):
             BlockEvents(replica, channel)
-        return lambda request, now: longest(replicas, [channel.prefix_tokens(request, now) for channel in channels])
+        return lambda request, now: longest(
+            replicas, [channel.prefix_tokens(request, now) for channel in channels]
+        )
 
 
 @dataclass
@@ -157,7 +164,9 @@ class PrefixAware(Replicas):
     """The replica that would reuse most of the prompt; among equals the least loaded one."""
 
     def route(self, replicas: Sequence[Target], rng: np.random.Generator) -> Route:
-        return lambda request, now: longest(replicas, [replica.cached(request, now) for replica in replicas])
+        return lambda request, now: longest(
+            replicas, [replica.cached(request, now) for replica in replicas]
+        )
 
 
 @dataclass
@@ -181,11 +190,14 @@ class SessionSticky(Replicas):
 class Weighted(Replicas):
     """The highest `cache_weight` × cached share of the prompt − `load_weight` × load.
 
-    The load is the replica's requests ÷ those of the fullest one, so that both terms lie from 0 to 1, as those of the
-    weighted scorers in llm-d's scheduler do; SGLang's and Dynamo's routers weigh the same two against each other.
+    The load is the replica's requests ÷ those of the fullest one, so that both terms lie from 0 to
+    1, as those of the weighted scorers in llm-d's scheduler do; SGLang's and Dynamo's routers weigh
+    the same two against each other.
     """
 
-    cache_weight: float | None = field(None, not_negative, "weight of the cached share of a prompt; null: 1")
+    cache_weight: float | None = field(
+        None, not_negative, "weight of the cached share of a prompt; null: 1"
+    )
     load_weight: float | None = field(
         None, not_negative, "weight of a replica's share of the highest number of requests; null: 1"
     )
@@ -198,17 +210,22 @@ class Weighted(Replicas):
             requests = [replica.requests for replica in replicas]
             fullest, prompt = max(1, *requests), request.num_tokens
             scores = [
-                cache_weight * (replica.cached(request, now) / prompt) - load_weight * count / fullest
+                cache_weight * (replica.cached(request, now) / prompt)
+                - load_weight * count / fullest
                 for replica, count in zip(replicas, requests, strict=True)
             ]
-            return lightest(replicas, [number for number, score in enumerate(scores) if score == max(scores)])
+            return lightest(
+                replicas, [number for number, score in enumerate(scores) if score == max(scores)]
+            )
 
         return route
 
 
 def lightest(replicas: Sequence[Target], among: Sequence[int]) -> int:
     """Return the replica with the fewest requests, then prompt tokens, then the lowest number."""
-    return min(among, key=lambda number: (replicas[number].requests, replicas[number].tokens, number))
+    return min(
+        among, key=lambda number: (replicas[number].requests, replicas[number].tokens, number)
+    )
 
 
 def longest(replicas: Sequence[Target], cached: Sequence[int]) -> int:
@@ -230,7 +247,8 @@ Digests = list[bytes]
 
 @dataclass
 class EventChannel:
-    """The messages of one replica in flight, and the blocks that arrived messages report as stored."""
+    """The messages of one replica in flight, and the blocks that arrived messages report as
+    stored."""
 
     delay_ns: int
     lost: float
@@ -244,21 +262,27 @@ class EventChannel:
         arrives = self.rng.random(len(blocks)) >= self.lost
         arrival_ns = now + self.delay_ns
         self._in_flight.extend(
-            (arrival_ns, block, stored) for block, arrived in zip(blocks, arrives.tolist(), strict=True) if arrived
+            (arrival_ns, block, stored)
+            for block, arrived in zip(blocks, arrives.tolist(), strict=True)
+            if arrived
         )
 
     def prefix_tokens(self, request: Request, now: int) -> int:
-        """Return the tokens of the longest prefix of a prompt whose blocks are reported as stored."""
+        """Return the tokens of the longest prefix of a prompt whose blocks are reported as
+        stored."""
         while self._in_flight and self._in_flight[0][0] <= now:
             _, block, stored = self._in_flight.popleft()
             (self._stored.add if stored else self._stored.discard)(block)
         blocks = digests(request, self.block_size)
-        first = next((index for index, block in enumerate(blocks) if block not in self._stored), len(blocks))
+        first = next(
+            (index for index, block in enumerate(blocks) if block not in self._stored), len(blocks)
+        )
         return first * self.block_size
 
 
 def digests(request: Request, block_size: int) -> Digests:
-    """Return a hash for each full block of the prompt, of all tokens up to its end and of the tenant."""
+    """Return a hash for each full block of the prompt, of all tokens up to its end and of the
+    tenant."""
     ids = request.tokens
     tokens, width = ids.tobytes(), block_size * ids.itemsize
     digest, hashes = request.cache_salt.encode(), []
@@ -269,12 +293,15 @@ def digests(request: Request, block_size: int) -> Digests:
 
 
 class BlockEvents(Observer):
-    """Follows the tree of a replica's policy, and sends messages about stored and evicted blocks."""
+    """Follows the tree of a replica's policy, and sends messages about stored and evicted
+    blocks."""
 
     def __init__(self, replica: WatchedTarget, channel: EventChannel) -> None:
         policy = replica.scheduler.policy
         if not isinstance(policy, TreePolicy) or policy.rules.layout is not LAYOUTS["whole"]:
-            raise ValueError("replicas.routing=prefix_events: expected arms that keep prefixes in a tree")
+            raise ValueError(
+                "replicas.routing=prefix_events: expected arms that keep prefixes in a tree"
+            )
         self._policy, self._replica, self._channel = policy, replica, channel
         self._blocks: dict[Node, Digests] = {}
         channel.block_size = policy.store.tree.block_size
@@ -289,7 +316,10 @@ class BlockEvents(Observer):
         for sequence in (*(chunk.sequence for chunk in step.chunks), *step.decodes):
             if sequence.finished_at >= 0 and sequence.request.output is not None:
                 # the output that was computed stands behind the prompt
-                request, output = sequence.request, sequence.request.output[: sequence.generated - 1]
+                request, output = (
+                    sequence.request,
+                    sequence.request.output[: sequence.generated - 1],
+                )
                 self._send_stored(replace(request, spans=(*request.spans, Span(output))))
 
     def _send_stored(self, request: Request) -> None:
@@ -301,12 +331,16 @@ class BlockEvents(Observer):
                 self._blocks[ancestor] = blocks[ancestor.start // size : ancestor.depth // size]
                 self._channel.send(self._replica.now, self._blocks[ancestor], stored=True)
 
-    # -- changes of the tree ------------------------------------------------------------------------------------------
+    # -- changes of the tree
+    # ------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
         """Split the blocks of a node like its tokens."""
         if lower in self._blocks:
-            blocks, cut = self._blocks[lower], (upper.depth - upper.start) // self._channel.block_size
+            blocks, cut = (
+                self._blocks[lower],
+                (upper.depth - upper.start) // self._channel.block_size,
+            )
             self._blocks[upper], self._blocks[lower] = blocks[:cut], blocks[cut:]
 
     def removed(self, node: Node) -> None:

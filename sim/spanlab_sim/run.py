@@ -1,4 +1,5 @@
-"""One run: one arm, one seed, one load, from the first arrival to the last token; and its modelled backend."""
+"""One run: one arm, one seed, one load, from the first arrival to the last token; and its modelled
+backend."""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ _PER_STEP = ("num_forwards", "scan_runs")
 class DemandMeter:
     """A timing model that adds up the work of the steps that it times.
 
-    Utilisation is demand ÷ the time in which the requests arrive. Unlike busy time, it does not count small steps
-    while few requests decode: a server that is always busy with small steps has spare capacity.
+    Utilisation is demand ÷ the time in which the requests arrive. Unlike busy time, it does not
+    count small steps while few requests decode: a server that is always busy with small steps has
+    spare capacity.
     """
 
     timing: TimingModel
@@ -98,15 +100,18 @@ class DemandMeter:
         self._decode_context += decodes * record.prompt_tokens + decodes * (decodes + 1) // 2
 
     def demand_s(self, rules: BatchRules) -> float | None:
-        """Return the seconds of the work in the fewest steps that the batch limits allow, all equal.
+        """Return the seconds of the work in the fewest steps that the batch limits allow, all
+        equal.
 
-        As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each, or prefills and
-        decodes with `max_num_seqs` each, whichever is more. None with speculation, where the number of accepted
-        drafts determines the number of steps.
+        As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each,
+        or prefills and decodes with `max_num_seqs` each, whichever is more. None with speculation,
+        where the number of accepted drafts determines the number of steps.
         """
         if rules.speculation.draft_tokens:
             return None
-        tokens = (StepFeatures(*self._work).prefill_tokens + self._decodes) / rules.max_num_batched_tokens
+        tokens = (
+            StepFeatures(*self._work).prefill_tokens + self._decodes
+        ) / rules.max_num_batched_tokens
         steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
         return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0
 
@@ -126,11 +131,14 @@ class DemandMeter:
 # ------------------------------------------------------------------------------
 
 
-def with_drafts(result: StepResult, step: ScheduledStep, speculation: Speculation, timing: TimingModel) -> StepResult:
-    """Return the result of a step that drafts first; a sequence ends its step after the first rejected draft.
+def with_drafts(
+    result: StepResult, step: ScheduledStep, speculation: Speculation, timing: TimingModel
+) -> StepResult:
+    """Return the result of a step that drafts first; a sequence ends its step after the first
+    rejected draft.
 
-    One that had ended before takes part for nothing. Positions are drafted one after another, each for all sequences at
-    once, in `draft_cost` of the time that they would decode in without drafts.
+    One that had ended before takes part for nothing. Positions are drafted one after another, each
+    for all sequences at once, in `draft_cost` of the time that they would decode in without drafts.
     """
     accepted, finished = [], finished_prompts(step)
     for sequence, drafts in zip(step.decodes, step.drafts, strict=True):
@@ -145,13 +153,16 @@ def with_drafts(result: StepResult, step: ScheduledStep, speculation: Speculatio
     context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
     plain = StepFeatures(num_decodes=len(step.decodes), decode_context=context, num_forwards=1)
     drafting_ns = int(speculation.draft_cost * max(step.drafts) * timing.step(plain))
-    return replace(result, duration_ns=result.duration_ns + drafting_ns, finished=finished, accepted=accepted)
+    return replace(
+        result, duration_ns=result.duration_ns + drafting_ns, finished=finished, accepted=accepted
+    )
 
 
 class ModelledBackend:
     """Runs steps by a timing model. With `jump`, equal decode steps pass as one.
 
-    `rules` are the policy's; `reads` is the cost of reading reused spans, None where the policy reuses prefixes only.
+    `rules` are the policy's; `reads` is the cost of reading reused spans, None where the policy
+    reuses prefixes only.
     `speculation`  acceptance and cost of the drafts in steps that verify any.
     """
 
@@ -183,7 +194,9 @@ class ModelledBackend:
             # those that have only been joined by others need no second look
             is_joined = self._remaining > 0 and step.decodes[: len(before)] == before
             known = len(before) if is_joined else 0
-            lengths = [s.request.output_len - s.generated for s in step.decodes[known:] if not s.has_ended]
+            lengths = [
+                s.request.output_len - s.generated for s in step.decodes[known:] if not s.has_ended
+            ]
             self._remaining = min([*lengths, self._remaining] if known else lengths, default=1)
         remaining = self._remaining
         times = 1 if step.chunks or not self._jump else min(remaining, step.max_repeats)
@@ -200,7 +213,11 @@ class ModelledBackend:
     def _ends(self, counts: StepFeatures, most: int, deadline_ns: int | None) -> NDArray[np.int64]:
         """Return the ends of the equal decode steps, up to `most`, that pass until the deadline."""
         ends: NDArray[np.int64] = self._timing.span(counts, most).cumsum()
-        times = most if deadline_ns is None else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
+        times = (
+            most
+            if deadline_ns is None
+            else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
+        )
         return ends[:times]
 
     def completed(self, step: ScheduledStep) -> None:
@@ -214,7 +231,8 @@ class ModelledBackend:
 # One run of one arm.
 # ------------------------------------------------------------------------------
 
-#: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time waits for arrivals.
+#: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time
+#: waits for arrivals.
 CLOCKS: dict[str, Callable[[], simpy.Environment]] = {
     "virtual": simpy.Environment,
     "wall": lambda: RealtimeEnvironment(factor=1e-9, strict=False),
@@ -224,14 +242,17 @@ MakeRoute = Callable[[Ordered[Replica]], Route]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of one arm: its requests, sorted by arrival, the rules of its batches, and its conditions.
+    """One run of one arm: its requests, sorted by arrival, the rules of its batches, and its
+    conditions.
 
     `warmup`    the first requests to arrive, which are not counted
     `group`     the group whose visits and checkpoints are noted one by one in the row
     `clients`   most requests in flight, as for `Source`
     `clock`     a key of `CLOCKS`
-    `passages`  selects and orders passages, for one engine alone; records then have the order. None: as given
-    `seen`      the longest seen prefix of each request by id, for passages as given; None: found in the run
+    `passages`  selects and orders passages, for one engine alone; records then have the order.
+                None: as given
+    `seen`      the longest seen prefix of each request by id, for passages as given; None: found in
+                the run
     """
 
     requests: Ordered[Request]
@@ -259,18 +280,35 @@ class Run:
         route: MakeRoute = lambda replicas: route_to_first,
         loads: OverTiers[Any] | None = None,
     ) -> None:
-        """`route` makes the router of the replicas; `loads` is the policy over lower tiers, for one engine alone."""
-        assert spec.passages is None or len(engines) == 1, "replicas would serve passages in different orders"
+        """`route` makes the router of the replicas; `loads` is the policy over lower tiers, for one
+        engine alone."""
+        assert spec.passages is None or len(engines) == 1, (
+            "replicas would serve passages in different orders"
+        )
         self._spec, self._on_record, self._on_step = spec, on_record, on_step
         self._policies = [policy for policy, _ in engines]
-        self._env, self._source = CLOCKS[spec.clock](), Source(spec.requests, spec.clients, spec.warmup)
+        self._env, self._source = (
+            CLOCKS[spec.clock](),
+            Source(spec.requests, spec.clients, spec.warmup),
+        )
         self._usage = CacheUsage([policy.store for policy in self._policies])
-        self._recorder = Recorder(spec.seed, spec.rate_rps, spec.seen if spec.passages is None else None)
+        self._recorder = Recorder(
+            spec.seed, spec.rate_rps, spec.seen if spec.passages is None else None
+        )
         self._rounds: list[dict[str, int | list[int]]] = []
         self._rows = [ReplicaRow() for _ in engines]
-        self._arranger = None if spec.passages is None else Arranger(spec.passages, self._policies[0])
+        self._arranger = (
+            None if spec.passages is None else Arranger(spec.passages, self._policies[0])
+        )
         self._replicas = [
-            Replica(self._env, make_scheduler(policy, spec.rules), backend, self, number=number, loads=loads)
+            Replica(
+                self._env,
+                make_scheduler(policy, spec.rules),
+                backend,
+                self,
+                number=number,
+                loads=loads,
+            )
             for number, (policy, backend) in enumerate(engines)
         ]
         self._server = Server(self._env, self._source, self._replicas, route(self._replicas))
@@ -292,14 +330,20 @@ class Run:
         for replica_row, replica in zip(self._rows, replicas, strict=True):
             replica_row.busy_s, replica_row.steps = replica.busy_ns * NS, replica.steps
         preemptions = sum([row.preemptions for row in self._rows])
-        busy_ns, steps = sum([replica.busy_ns for replica in replicas]), sum([replica.steps for replica in replicas])
-        row = self._usage.row(spec.seed, spec.rate_rps, len(spec.requests), preemptions, busy_ns, steps)
+        busy_ns, steps = (
+            sum([replica.busy_ns for replica in replicas]),
+            sum([replica.steps for replica in replicas]),
+        )
+        row = self._usage.row(
+            spec.seed, spec.rate_rps, len(spec.requests), preemptions, busy_ns, steps
+        )
         row.group_rounds.extend(self._rounds)
         if len(self._rows) > 1:
             row.replicas.extend(self._rows)
         return row
 
-    # -- what the replicas tell ---------------------------------------------------------------------------------------
+    # -- what the replicas tell
+    # ---------------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: int) -> Request:
         """Return the request as it is served, with its passages arranged, and note it."""
@@ -338,9 +382,15 @@ def modelled(
     jump: bool = True,
     reads: SpanReads | None = None,
 ) -> list[tuple[Policy, Backend]]:
-    """Return an engine with a timing model per policy; `jump` and `reads` as for `ModelledBackend`."""
+    """Return an engine with a timing model per policy; `jump` and `reads` as for
+    `ModelledBackend`."""
     return [
-        (policy, ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads, rules.speculation))
+        (
+            policy,
+            ModelledBackend(
+                timing, policy.store.state_bytes, jump, policy.rules, reads, rules.speculation
+            ),
+        )
         for policy in policies
     ]
 
@@ -360,7 +410,9 @@ def simulate(
 ) -> RunRow:
     """Serve requests by one engine with a timing model; `conditions` are fields of `RunSpec`."""
     engines = modelled([policy], rules, timing, jump, reads)
-    return Run(RunSpec(requests, rules, **conditions), engines, on_record, on_step=on_step, loads=loads).serve()
+    return Run(
+        RunSpec(requests, rules, **conditions), engines, on_record, on_step=on_step, loads=loads
+    ).serve()
 
 
 def serve(
@@ -374,4 +426,6 @@ def serve(
     **conditions: Any,
 ) -> RunRow:
     """Serve requests by one engine; `conditions` are fields of `RunSpec`."""
-    return Run(RunSpec(requests, rules, **conditions), [(policy, backend)], on_record, on_step=on_step).serve()
+    return Run(
+        RunSpec(requests, rules, **conditions), [(policy, backend)], on_record, on_step=on_step
+    ).serve()

@@ -1,4 +1,5 @@
-"""The serving loop: requests arrive, a router sends them to replicas. Time is integer nanoseconds."""
+"""The serving loop: requests arrive, a router sends them to replicas. Time is integer
+nanoseconds."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Followers:
     def __init__(self, requests: Ordered[Request]) -> None:
         check_after(requests)
         self._num_awaited: dict[int, int] = {}  # by waiting request: requests that it still awaits
-        self._waiting_for: dict[int, list[tuple[int, Request]]] = {}  # by request: its followers, with their ranks
+        self._waiting_for: dict[
+            int, list[tuple[int, Request]]
+        ] = {}  # by request: its followers, with their ranks
         for rank, request in enumerate(requests):
             if request.after:
                 self._num_awaited[request.id] = len(set(request.after))
@@ -56,7 +59,8 @@ class Followers:
 
 
 def check_after(requests: Ordered[Request]) -> None:
-    """Raise ValueError for requests that could never arrive, or would arrive before those they wait for."""
+    """Raise ValueError for requests that could never arrive, or would arrive before those they wait
+    for."""
     ids = {request.id for request in requests}
     for request in requests:
         if unknown := set(request.after) - ids:
@@ -65,12 +69,16 @@ def check_after(requests: Ordered[Request]) -> None:
                 f"there is no request {min(unknown)}"
             )
         if request.wait_ns < 0:
-            raise ValueError(f"request.wait_ns={request.wait_ns} of request {request.id}: expected 0 or more")
+            raise ValueError(
+                f"request.wait_ns={request.wait_ns} of request {request.id}: expected 0 or more"
+            )
     try:
         TopologicalSorter({request.id: request.after for request in requests}).prepare()
     except CycleError as error:
         circle = " waits for ".join(str(number) for number in reversed(error.args[1]))
-        raise ValueError(f"request.after of request {circle}: expected requests that finish before it") from None
+        raise ValueError(
+            f"request.after of request {circle}: expected requests that finish before it"
+        ) from None
 
 
 # ------------------------------------------------------------------------------
@@ -82,21 +90,28 @@ def check_after(requests: Ordered[Request]) -> None:
 class Source:
     """Requests in order of arrival; the end of a request may let others arrive.
 
-    A request without `after` arrives at its `arrived_at`. Another arrives `wait_ns` after the last request that it
-    names has finished, and not before its `arrived_at`. At equal times those without `after` come first, and then
-    the one that stands first in `requests`.
+    A request without `after` arrives at its `arrived_at`. Another arrives `wait_ns` after the last
+    request that it names has finished, and not before its `arrived_at`. At equal times those
+    without `after` come first, and then the one that stands first in `requests`.
 
-    `requests`  those without `after` sorted by arrival; ValueError where `after` cannot be satisfied
-    `clients`   most requests in flight: a further one arrives when one of them finishes; None is no limit
+    `requests`  those without `after` sorted by arrival; ValueError where `after` cannot be
+                satisfied
+    `clients`   most requests in flight: a further one arrives when one of them finishes; None is no
+                limit
     `warmup`    number of the first requests to arrive whose ids are recorded in `early`
     """
 
-    def __init__(self, requests: Ordered[Request], clients: int | None = None, warmup: int = 0) -> None:
+    def __init__(
+        self, requests: Ordered[Request], clients: int | None = None, warmup: int = 0
+    ) -> None:
         self._independent, self._num_taken = requests, 0
         self._followers: Followers | None = None
         self._released: list[tuple[int, int, Request]] = []  # a heap by time, then by rank
         if any(request.after for request in requests):
-            self._independent, self._followers = [r for r in requests if not r.after], Followers(requests)
+            self._independent, self._followers = (
+                [r for r in requests if not r.after],
+                Followers(requests),
+            )
         self.early: set[int] = set()
         self._warmup = warmup
         self._in_flight, self._clients = 0, len(requests) if clients is None else clients
@@ -106,11 +121,14 @@ class Source:
         """Whether the end of a request may let another one arrive."""
         if self._followers is not None and self._followers.waiting:
             return True
-        return self._in_flight >= self._clients and (self._independent_at is not None or bool(self._released))
+        return self._in_flight >= self._clients and (
+            self._independent_at is not None or bool(self._released)
+        )
 
     @property
     def next_at(self) -> int | None:
-        """When the next request arrives, or could have arrived; None where none does before another finishes."""
+        """When the next request arrives, or could have arrived; None where none does before another
+        finishes."""
         if self._in_flight >= self._clients:
             return None
         free = self._independent_at
@@ -120,10 +138,15 @@ class Source:
 
     @property
     def _independent_at(self) -> int | None:
-        return self._independent[self._num_taken].arrived_at if self._num_taken < len(self._independent) else None
+        return (
+            self._independent[self._num_taken].arrived_at
+            if self._num_taken < len(self._independent)
+            else None
+        )
 
     def take(self, now: int) -> Request | None:
-        """Return a request that arrives at `now`, with this time; None where no further one does."""
+        """Return a request that arrives at `now`, with this time; None where no further one
+        does."""
         due = self.next_at
         if due is None or due > now:
             return None
@@ -142,7 +165,10 @@ class Source:
         self._in_flight -= 1
         if self._followers is not None:
             for rank, follower in self._followers.released_by(request.id):
-                heapq.heappush(self._released, (max(follower.arrived_at, now + follower.wait_ns), rank, follower))
+                heapq.heappush(
+                    self._released,
+                    (max(follower.arrived_at, now + follower.wait_ns), rank, follower),
+                )
 
 
 # ------------------------------------------------------------------------------
@@ -161,11 +187,13 @@ def no_note(step: ScheduledStep, now: int, result: StepResult) -> None:
 class Replica:
     """Queues the requests sent to it, and lets a backend run one step after another.
 
-    A request that arrives at the very end of a step is scheduled after the next one, unless the scheduler is idle.
+    A request that arrives at the very end of a step is scheduled after the next one, unless the
+    scheduler is idle.
 
     `observers`  are told what happens, in this order; a router may add itself
     `number`     of the replica in its run
-    `loads`      policy over lower tiers, whose loads steps may follow; None where there are no tiers
+    `loads`      policy over lower tiers, whose loads steps may follow; None where there are no
+                 tiers
     """
 
     def __init__(
@@ -201,7 +229,8 @@ class Replica:
         """End the run."""
         self._backend.close()
 
-    # -- read by routers ----------------------------------------------------------------------------------------------
+    # -- read by routers
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def now(self) -> int:
@@ -212,13 +241,23 @@ class Replica:
     def requests(self) -> int:
         """Number of requests sent to it that have not finished."""
         scheduler = self.scheduler
-        return len(self._sent) + len(scheduler.waiting) + len(scheduler.running) + len(scheduler.loading)
+        return (
+            len(self._sent)
+            + len(scheduler.waiting)
+            + len(scheduler.running)
+            + len(scheduler.loading)
+        )
 
     @property
     def tokens(self) -> int:
         """Prompt tokens of these requests."""
         scheduler = self.scheduler
-        queued = sum([sequence.prompt for sequence in (*scheduler.waiting, *scheduler.running, *scheduler.loading)])
+        queued = sum(
+            [
+                sequence.prompt
+                for sequence in (*scheduler.waiting, *scheduler.running, *scheduler.loading)
+            ]
+        )
         return queued + sum([request.num_tokens for request in self._sent])
 
     def cached(self, request: Request, now: int) -> int:
@@ -226,11 +265,13 @@ class Replica:
         plan: ReusePlan = self.scheduler.policy.match(request, now)
         return plan.reused
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
+    # -- the loop
+    # -----------------------------------------------------------------------------------------------------
 
     @property
     def step_ends(self) -> int | None:
-        """When its step ends, or now at the latest where the next is about to begin; None without work."""
+        """When its step ends, or now at the latest where the next is about to begin; None without
+        work."""
         return None if self.scheduler.idle and not self._sent else self._step_ends
 
     def _serve(self, server: Server) -> Events:
@@ -252,7 +293,8 @@ class Replica:
             self._backend.resume()
 
     def _awaited(self, now: int) -> simpy.Event:
-        """Return the event of the next request, or of the end of a load that a request waits for."""
+        """Return the event of the next request, or of the end of a load that a request waits
+        for."""
         self._wake = self._env.event()
         loaded = None if self._loads is None else self._loads.next_arrival()
         if loaded is None:
@@ -269,12 +311,16 @@ class Replica:
         # a step may repeat until a request may arrive or a load ends
         arrival = self._sent[0].arrived_at if self._sent else server.next_arrival(self)
         loaded = None if self._loads is None else self._loads.next_arrival()
-        deadline_ns = min([time - now for time in (arrival, loaded) if time is not None], default=None)
+        deadline_ns = min(
+            [time - now for time in (arrival, loaded) if time is not None], default=None
+        )
         result = self._backend.execute(step, deadline_ns)
         if self._loads is not None:
             result = replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
         if result.repeats > 1:
-            self.scheduler.repeat(step, result.repeats, lambda repeat: self._changing(now + result.end_of(repeat)))
+            self.scheduler.repeat(
+                step, result.repeats, lambda repeat: self._changing(now + result.end_of(repeat))
+            )
         for observer in self.observers:
             observer.ran(step, now, result)
         self._step_ends = now + result.duration_ns
@@ -305,11 +351,16 @@ def route_to_first(request: Request, now: int) -> int:
 class Server:
     """Sends each request to a replica when it arrives, and passes finished requests to the source.
 
-    A request that arrives when steps end is routed after they have ended, so that the router sees their effects.
+    A request that arrives when steps end is routed after they have ended, so that the router sees
+    their effects.
     """
 
     def __init__(
-        self, env: simpy.Environment, source: Source, replicas: Ordered[Replica], route: Route = route_to_first
+        self,
+        env: simpy.Environment,
+        source: Source,
+        replicas: Ordered[Replica],
+        route: Route = route_to_first,
     ) -> None:
         self._env, self._source, self._route = env, source, route
         self.replicas = replicas
@@ -326,7 +377,8 @@ class Server:
             pass
 
     def pauses(self) -> Iterator[None]:
-        """Serve until every request has finished; yield whenever the last request in flight has finished.
+        """Serve until every request has finished; yield whenever the last request in flight has
+        finished.
 
         Time spent at such a pause is part of no step.
         """
@@ -340,9 +392,11 @@ class Server:
             replica.close()
 
     def next_arrival(self, replica: Replica) -> int | None:
-        """Return the earliest time at which a request may be sent to this replica during its next step; None: never.
+        """Return the earliest time at which a request may be sent to this replica during its next
+        step; None: never.
 
-        That is when the next request arrives, or when the step of another replica ends and may let one arrive.
+        That is when the next request arrives, or when the step of another replica ends and may let
+        one arrive.
         """
         next_at = self._source.next_at
         if len(self.replicas) == 1 or not self._source.reacts:
@@ -351,14 +405,16 @@ class Server:
         return min([time for time in (next_at, *ends) if time is not None], default=None)
 
     def finished(self, sequence: ScheduledSequence) -> None:
-        """Note the end of a request; requests that it lets arrive now are sent once the replica has continued."""
+        """Note the end of a request; requests that it lets arrive now are sent once the replica has
+        continued."""
         self._source.finished(sequence.request, int(self._env.now))
         self._in_flight -= 1
         self._is_idle = self._in_flight == 0
         self._set_timer()
 
     def _on_due(self, timer: simpy.Event) -> None:
-        """Route once the steps that end now have ended: their events were made before this time, the next one now."""
+        """Route once the steps that end now have ended: their events were made before this time,
+        the next one now."""
         if timer is self._timer:  # an earlier arrival may have replaced it
             self._timer = self._call_after(0, self._on_steps_ended)
 

@@ -15,14 +15,16 @@ Nanoseconds = NDArray[np.int64]
 
 
 class TimingModel(Protocol):
-    """Durations of steps from their features, in whole nanoseconds, so that jumping and stepping agree exactly."""
+    """Durations of steps from their features, in whole nanoseconds, so that jumping and stepping
+    agree exactly."""
 
     def step(self, features: StepFeatures) -> int:
         """Return the nanoseconds of one step."""
         ...
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Return the durations, shape (k,), of k steps of which each adds num_decodes to decode_context.
+        """Return the durations, shape (k,), of k steps of which each adds num_decodes to
+        decode_context.
 
         span(f, k)[i] == step(f with decode_context + i · num_decodes), to the nanosecond.
         """
@@ -30,10 +32,11 @@ class TimingModel(Protocol):
 
 
 class ConstantTiming:
-    """A fixed price per computed token and per step: for queueing closed forms and the published replica.
+    """A fixed price per computed token and per step: for queueing closed forms and the published
+    replica.
 
-    Seconds: seconds_per_step + prefill_tokens · seconds_per_computed_token + num_decodes · seconds_per_decode_token.
-    A step without work costs seconds_per_step, 0 unless set.
+    Seconds: seconds_per_step + prefill_tokens · seconds_per_computed_token + num_decodes ·
+    seconds_per_decode_token. A step without work costs seconds_per_step, 0 unless set.
     """
 
     __slots__ = ("_computed_ns", "_decode_ns", "_step_ns")
@@ -44,7 +47,11 @@ class ConstantTiming:
         seconds_per_step: float = 0.0,
         seconds_per_decode_token: float | None = None,
     ) -> None:
-        decode = seconds_per_computed_token if seconds_per_decode_token is None else seconds_per_decode_token
+        decode = (
+            seconds_per_computed_token
+            if seconds_per_decode_token is None
+            else seconds_per_decode_token
+        )
         self._computed_ns = _nanoseconds("seconds_per_computed_token", seconds_per_computed_token)
         self._decode_ns = _nanoseconds("seconds_per_decode_token", decode)
         # The half rounds to the nearest nanosecond where int() cuts off.
@@ -52,7 +59,9 @@ class ConstantTiming:
 
     def step(self, features: StepFeatures) -> int:
         """Return the nanoseconds of one step."""
-        work_ns = features.prefill_tokens * self._computed_ns + features.num_decodes * self._decode_ns
+        work_ns = (
+            features.prefill_tokens * self._computed_ns + features.num_decodes * self._decode_ns
+        )
         return int(work_ns + self._step_ns)
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
@@ -65,45 +74,53 @@ def _nanoseconds(key: str, seconds: float) -> float:
     return seconds * 1e9
 
 
-#: Costs of forms of the attention kernel, by estimated cycles of a tile of 64 keys on sm_90 at head_dim 128, issue and
-#: products one after another (benchmarks/kernels/static.md). Keys rotated as they are read (KR) against keys stored
-#: rotated, in percent more: in prefill 2,262 to 1,722 cycles, in decode 765 to 392.
+#: Costs of forms of the attention kernel, by estimated cycles of a tile of 64 keys on sm_90 at
+#: head_dim 128, issue and products one after another (benchmarks/kernels/static.md). Keys rotated
+#: as they are read (KR) against keys stored rotated, in percent more: in prefill 2,262 to 1,722
+#: cycles, in decode 765 to 392.
 ROTATED_PREFILL_PERCENT = 31
 ROTATED_DECODE_PERCENT = 95
-#: A further span read by queries that are rotated for it (QR): 372 cycles in prefill, where 64 keys take 1,702; 52 in
-#: decode, where they take 423.
+#: A further span read by queries that are rotated for it (QR): 372 cycles in prefill, where 64 keys
+#: take 1,702; 52 in decode, where they take 423.
 KEYS_PER_PREFILL_SPAN = 14
 KEYS_PER_DECODE_SPAN = 8
-#: Pairs (row, head of a kv head) of a prefill from which the kernel copies spans to their final positions instead.
+#: Pairs (row, head of a kv head) of a prefill from which the kernel copies spans to their final
+#: positions instead.
 ROTATE_ONCE_ENTRIES = 1024
 
 
 class RooflineTiming:
-    """The slower of computing and moving bytes, at assumed shares of the device's peaks, plus a host time per forward.
+    """The slower of computing and moving bytes, at assumed shares of the device's peaks, plus a
+    host time per forward.
 
-    seconds = max(FLOPs / flops_per_s, bytes / bytes_per_s) + forwards · host_s
-    FLOPs = linear · (prefill_tokens + num_decodes) + per pair · (prefill_pairs + decode_context) + head · logit rows
-    bytes = layer weights, and the head's if a row of logits is due, once per step; of E experts per layer those that
+    seconds = max(FLOPs / flops_per_s, bytes / bytes_per_s) + forwards · host_s FLOPs = linear ·
+    (prefill_tokens + num_decodes) + per pair · (prefill_pairs + decode_context) + head · logit rows
+    bytes = layer weights, and the head's if a row of logits is due, once per step; of E experts per
+    layer those that
             the step's n tokens are expected to choose, k each, alike and independently: E · (1 − (1 − k / E)^n)
           + KV · (prefill_context + decode_context read, prefill_tokens + num_decodes written)
           + state · 2 (read, written) · (num_prefills + num_decodes) + loaded + captured states
     Logit rows = num_decodes + num_first_tokens. Reused spans add, as the kernels read them:
-    - a measured repair: its shallow tokens and pairs at one layer's share each, and one layer's projections of query,
-      key and value for tokens that it then filters;
+    - a measured repair: its shallow tokens and pairs at one layer's share each, and one layer's
+      projections of query, key and value for tokens that it then filters;
     - a copied token: one read and one write; its rotation is within the time of these bytes;
     - a further forward: the layer weights and host_s once more;
-    - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per pair, all pairs of the
-      step, since every tile of queries rotates the keys again; tables of angles stay in the cache;
-    - a span read: KEYS_PER_PREFILL_SPAN or KEYS_PER_DECODE_SPAN keys more, for the mean number of rows that read it;
-    - neither of both in a prefill of ROTATE_ONCE_ENTRIES pairs or more: one read and one write of the keys and values
-      that it reads, since the kernel then copies them once;
-    - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32,
-      one read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
+    - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per
+      pair, all pairs of the step, since every tile of queries rotates the keys again; tables of
+      angles stay in the cache;
+    - a span read: KEYS_PER_PREFILL_SPAN or KEYS_PER_DECODE_SPAN keys more, for the mean number of
+      rows that read it;
+    - neither of both in a prefill of ROTATE_ONCE_ENTRIES pairs or more: one read and one write of
+      the keys and values that it reads, since the kernel then copies them once;
+    - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one
+      read of A in float32, one read and write of the state. Forms other than exact cost less, which
+      is left out: it is about one token;
     - a map token: a scan over d_k columns more, 7 · d_k · d_k per recurrent layer and value head.
-    `added_flops` and `added_bytes` are added as they are; below zero where a replay of a state leaves some out.
-    Left out: activations, keys that a chunk reads again tile by tile, and the masked part of a span's last tile.
-    A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
-    ranks policies; it does not predict a server's latency.
+    `added_flops` and `added_bytes` are added as they are; below zero where a replay of a state
+    leaves some out. Left out: activations, keys that a chunk reads again tile by tile, and the
+    masked part of a span's last tile. A step without work still costs the weights and host_s, so a
+    server should not run one. Without calibration this ranks policies; it does not predict a
+    server's latency.
     """
 
     __slots__ = (
@@ -133,7 +150,9 @@ class RooflineTiming:
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self._ns_per_flop = 1e9 / hardware.flops_per_s
         self._ns_per_byte = 1e9 / hardware.bytes_per_s
-        self._host_ns = hardware.host_s * 1e9 + 0.5  # the half rounds to the nearest nanosecond where int() cuts off
+        self._host_ns = (
+            hardware.host_s * 1e9 + 0.5
+        )  # the half rounds to the nearest nanosecond where int() cuts off
         self._further_host_ns = hardware.host_s * 1e9
         self._linear_flops = model.linear_flops_per_token
         self._pair_flops = model.attention_flops_per_pair
@@ -148,7 +167,9 @@ class RooflineTiming:
         self._head_bytes = model.head_parameters * model.weight_itemsize
         self._kv_bytes = model.context_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
-        transition = model.recurrent_layers * model.recurrent_value_heads * model.recurrent_key_dim**2
+        transition = (
+            model.recurrent_layers * model.recurrent_value_heads * model.recurrent_key_dim**2
+        )
         self._map_flops = 2 * transition * model.recurrent_value_dim
         self._map_bytes = 4 * transition + self._state_bytes
         self._map_token_flops = 7 * transition
@@ -161,26 +182,36 @@ class RooflineTiming:
         return int(max(flops * self._ns_per_flop, moved * self._ns_per_byte) + self._host(features))
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """Return the durations of k steps with growing context: the greater of two straight lines."""
+        """Return the durations of k steps with growing context: the greater of two straight
+        lines."""
         flops, moved = self._work(features)
         more = np.arange(k) * features.num_decodes
         pair_flops = self._pair_flops + (self._rotated_decode_flops if features.turned_keys else 0)
         slower = (more * self._kv_bytes + moved) * self._ns_per_byte
         longest_ns = ((k - 1) * features.num_decodes * pair_flops + flops) * self._ns_per_flop
-        if longest_ns >= moved * self._ns_per_byte:  # else all steps wait for memory, as most decodes do
+        if (
+            longest_ns >= moved * self._ns_per_byte
+        ):  # else all steps wait for memory, as most decodes do
             np.maximum(slower, (more * pair_flops + flops) * self._ns_per_flop, out=slower)
         slower += self._host(features)
         durations: Nanoseconds = slower.astype(np.int64)
         return durations
 
     def _work(self, features: StepFeatures) -> tuple[int, int]:
-        # Integers up to here: Python and NumPy then round the same way, so that span equals step exactly.
+        # Integers up to here: Python and NumPy then round the same way, so that span equals step
+        # exactly.
         f = features
         computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
         pairs = f.prefill_pairs + f.decode_context
         flops = self._linear_flops * computed + self._pair_flops * pairs + self._head_flops * rows
-        moved = self._weights(computed) + self._kv_bytes * (f.prefill_context + f.decode_context + computed)
-        moved += f.loaded_state_bytes + f.captured_state_bytes + self._state_bytes * (f.num_prefills + f.num_decodes)
+        moved = self._weights(computed) + self._kv_bytes * (
+            f.prefill_context + f.decode_context + computed
+        )
+        moved += (
+            f.loaded_state_bytes
+            + f.captured_state_bytes
+            + self._state_bytes * (f.num_prefills + f.num_decodes)
+        )
         if rows:
             moved += self._head_bytes
         flops, moved = flops + f.added_flops, moved + f.added_bytes
@@ -197,20 +228,32 @@ class RooflineTiming:
         copies_spans = self._copies_spans_once(features)
         in_kernel = (0, 0) if copies_spans else (features.prefill_pairs, features.prefill_tokens)
         flops += self._rotation_flops(features, *in_kernel)
-        flops += self._map_flops * features.composed_maps + self._map_token_flops * features.map_tokens
+        flops += (
+            self._map_flops * features.composed_maps + self._map_token_flops * features.map_tokens
+        )
         copied = features.copied_tokens + (features.prefill_context if copies_spans else 0)
         rows = features.prefill_tokens + features.num_decodes
         repeated_weights = self._weights(rows) * max(0, features.num_forwards - 1)
-        return flops, repeated_weights + self._map_bytes * features.composed_maps + 2 * self._kv_bytes * copied
+        return (
+            flops,
+            repeated_weights
+            + self._map_bytes * features.composed_maps
+            + 2 * self._kv_bytes * copied,
+        )
 
     def _copies_spans_once(self, features: StepFeatures) -> bool:
         """Whether the kernel copies spans to their final positions, in prefills of mean length."""
         if not (features.turned_keys or features.span_reads):
             return False
-        return features.prefill_tokens * self._group >= ROTATE_ONCE_ENTRIES * max(1, features.num_prefills)
+        return features.prefill_tokens * self._group >= ROTATE_ONCE_ENTRIES * max(
+            1, features.num_prefills
+        )
 
-    def _rotation_flops(self, features: StepFeatures, prefill_pairs: int, prefill_tokens: int) -> int:
-        """Return the FLOPs of rotating keys, or queries per span, in these prefills and in decodes."""
+    def _rotation_flops(
+        self, features: StepFeatures, prefill_pairs: int, prefill_tokens: int
+    ) -> int:
+        """Return the FLOPs of rotating keys, or queries per span, in these prefills and in
+        decodes."""
         flops = 0
         if features.turned_keys:
             flops += self._rotated_prefill_flops * prefill_pairs

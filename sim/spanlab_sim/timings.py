@@ -24,8 +24,8 @@ from spanlab_sim.timing import ConstantTiming, Nanoseconds, RooflineTiming, Timi
 # it was measured.
 # ------------------------------------------------------------------------------
 
-#: The priced terms of a step, each with its count. Only `decode_context` may depend on the context of decodes, since
-#: `CalibratedTiming.span` advances only this term.
+#: The priced terms of a step, each with its count. Only `decode_context` may depend on the context
+#: of decodes, since `CalibratedTiming.span` advances only this term.
 TERMS: dict[str, Callable[[StepFeatures], int]] = {
     "step": lambda f: 1,
     "further_forward": lambda f: max(0, f.num_forwards - 1),
@@ -63,7 +63,8 @@ class Profile:
     `threads`           of torch on the CPU; `dtype` of weights, keys and values
     `coefficients`      nanoseconds for each unit of a term, by term; none below zero
     `hull`              least and greatest value of every feature among the steps measured
-    `left_out`          relative errors at shapes left out of the fit: median, p95 of their magnitude, signed mean
+    `left_out`          relative errors at shapes left out of the fit: median, p95 of their
+                        magnitude, signed mean
     `shapes`, `steps`   how many were measured; `longest` prompt among them, in tokens
     """
 
@@ -85,7 +86,9 @@ class Profile:
     def write(self, path: Path) -> None:
         """Write the profile as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        path.write_bytes(
+            orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        )
 
 
 def read_profile(path: Path) -> Profile:
@@ -104,7 +107,9 @@ def read_profile(path: Path) -> Profile:
             ("hull", set(hull), set(StepFeatures._fields)),
         ):
             if given != names:
-                raise ValueError(f"{field} has {', '.join(sorted(given ^ names))} too many or too few")
+                raise ValueError(
+                    f"{field} has {', '.join(sorted(given ^ names))} too many or too few"
+                )
         for name, price in coefficients.items():
             not_negative(f"coefficients.{name}", price)
         return replace(profile, coefficients=coefficients, hull=hull)
@@ -113,8 +118,9 @@ def read_profile(path: Path) -> Profile:
 class CalibratedTiming:
     """nanoseconds = sum over terms of coefficient · count, rounded.
 
-    It also predicts steps outside the hull. It counts predictions in `predicted`, those outside the hull in `outside`,
-    and their extrapolated features in `extrapolated`. A run of equal decode steps counts once, as its first step.
+    It also predicts steps outside the hull. It counts predictions in `predicted`, those outside the
+    hull in `outside`, and their extrapolated features in `extrapolated`. A run of equal decode
+    steps counts once, as its first step.
     """
 
     __slots__ = ("_fixed", "_growing", "_hull", "extrapolated", "outside", "predicted")
@@ -137,8 +143,11 @@ class CalibratedTiming:
         """Return the durations of k steps with growing context: one straight line."""
         self._note(features)
         context = np.arange(k) * features.num_decodes + features.decode_context
-        # As in `step`, one product and one sum of the same numbers, so that both round the same way.
-        durations: Nanoseconds = (context * self._growing + self._without_context(features)).astype(np.int64)
+        # As in `step`, one product and one sum of the same numbers, so that both round the same
+        # way.
+        durations: Nanoseconds = (context * self._growing + self._without_context(features)).astype(
+            np.int64
+        )
         return durations
 
     def _without_context(self, features: StepFeatures) -> float:
@@ -166,12 +175,15 @@ ReadProfile = Callable[[str | None], Profile]
 
 @dataclass
 class Timing(Kind):
-    """The timing model: the duration of a step, by one of the kinds below, each with keys of its own."""
+    """The timing model: the duration of a step, by one of the kinds below, each with keys of its
+    own."""
 
     def __post_init__(self) -> None:
         check_fields(self, "timing")
 
-    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+    def build(
+        self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile
+    ) -> TimingModel:
         """Return the timing model of a study.
 
         `read_profile`  reads the profile at a path; None: that of the study's model and machine
@@ -190,9 +202,12 @@ TIMINGS: Kinds[Timing] = Kinds("timing", Timing)
 @dataclass
 @TIMINGS.register("roofline")
 class Roofline(Timing):
-    """The slower of computing and moving bytes: model × hardware, uncalibrated, to rank and not to predict."""
+    """The slower of computing and moving bytes: model × hardware, uncalibrated, to rank and not to
+    predict."""
 
-    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+    def build(
+        self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile
+    ) -> TimingModel:
         return RooflineTiming(model, hardware)
 
 
@@ -205,7 +220,9 @@ class Constant(Timing):
     seconds_per_decode_token: float | None = field(
         None, not_negative, "seconds of a decoded token; null: that of a computed token"
     )
-    seconds_per_step: float | None = field(None, not_negative, "seconds of a step, beside its tokens; null: 0")
+    seconds_per_step: float | None = field(
+        None, not_negative, "seconds of a step, beside its tokens; null: 0"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,7 +231,9 @@ class Constant(Timing):
             pair = f"timing.seconds_per_computed_token=0 with timing.seconds_per_step={step}"
             raise ValueError(f"{pair}: expected a time above zero in one of them")
 
-    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+    def build(
+        self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile
+    ) -> TimingModel:
         step = self.seconds_per_step or 0.0
         return ConstantTiming(self.seconds_per_computed_token, step, self.seconds_per_decode_token)
 
@@ -225,10 +244,14 @@ class Calibrated(Timing):
     """What the entry calibrate fitted to measured steps of this machine and model."""
 
     profile: str | None = field(
-        None, None, "file written by the entry calibrate; null: the profile of this model and machine"
+        None,
+        None,
+        "file written by the entry calibrate; null: the profile of this model and machine",
     )
 
-    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+    def build(
+        self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile
+    ) -> TimingModel:
         return CalibratedTiming(read_profile(self.profile))
 
 
@@ -236,7 +259,8 @@ class Calibrated(Timing):
 # The devices of an engine.
 # ------------------------------------------------------------------------------
 
-#: Numbers of tokens for which vLLM captures CUDA graphs; a step of fewer tokens is padded to the next one.
+#: Numbers of tokens for which vLLM captures CUDA graphs; a step of fewer tokens is padded to the
+#: next one.
 CAPTURED: tuple[int, ...] = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 
 
@@ -245,7 +269,8 @@ class Deployment:
     """An engine on `tensor_parallel` · `data_parallel` devices.
 
     `tensor_parallel`  devices that share each layer; two all-reduces per layer
-    `data_parallel`    ranks with requests of their own that share the experts, and so take every step together
+    `data_parallel`    ranks with requests of their own that share the experts, and so take every
+                       step together
     `weights`          model (as its config.json says), fp8 or int4
     `kv`               model, fp8 or int4
     `cuda_graphs`      steps are padded to the numbers of tokens for which graphs were captured
@@ -288,7 +313,8 @@ class Deployment:
         return self.tensor_parallel * self.data_parallel
 
     def weight_bytes(self, model: ModelSpec) -> int:
-        """Return the bytes of weights on one device; the embedding table stays in the model's format."""
+        """Return the bytes of weights on one device; the embedding table stays in the model's
+        format."""
         scale = WEIGHTS[self.weights][0]
         experts = model.expert_bytes * scale / self.devices
         dense = (model.layer_parameters - model.expert_parameters) * model.weight_itemsize * scale
@@ -296,11 +322,13 @@ class Deployment:
         return int(experts + (dense + tables) / self.tensor_parallel)
 
     def kv_bytes_per_token(self, model: ModelSpec) -> float:
-        """Return the bytes of KV per token on one device; KV heads are copied where devices outnumber them."""
+        """Return the bytes of KV per token on one device; KV heads are copied where devices
+        outnumber them."""
         return model.kv_bytes_per_token * KV[self.kv] / min(self.tensor_parallel, model.kv_heads)
 
     def block_tokens(self, model: ModelSpec, usual: int) -> int:
-        """Return the tokens of a block: `usual`, or in hybrids a multiple, since a block holds KV or states.
+        """Return the tokens of a block: `usual`, or in hybrids a multiple, since a block holds KV
+        or states.
 
         A layer's KV is then no smaller than a layer's state, as vLLM sizes blocks.
         """
@@ -325,15 +353,18 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Rates:
-    """The parameters of `FittedTiming`; shares are of the data sheet's peaks and may exceed 1 where it is modest.
+    """The parameters of `FittedTiming`; shares are of the data sheet's peaks and may exceed 1 where
+    it is modest.
 
     `compute`                share of the peak FLOPs per second
     `bandwidth`              share of the peak bytes per second
     `host_s`                 seconds that every step costs whatever it computes
     `host_s_per_sequence`    further seconds per sequence of the step
-    `host_s_with_prefill`    further seconds of a step with prompt tokens, which runs outside the graph of decodes
+    `host_s_with_prefill`    further seconds of a step with prompt tokens, which runs outside the
+                             graph of decodes
     `experts`                share of `compute` that experts' matrices reach
-    `routing`                share of the step's tokens that choose experts independently: routers prefer some experts
+    `routing`                share of the step's tokens that choose experts independently: routers
+                             prefer some experts
     `collective_s`           seconds that a collective takes whatever it moves
     `link_bytes_per_s`       bytes per second between two devices
     """
@@ -358,12 +389,15 @@ def names_for(model: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
     """Return the names of the parameters that a model with this deployment depends on."""
     always = ("compute", "bandwidth", "host_s", "host_s_per_sequence", "host_s_with_prefill")
     experts = ("experts", "routing") if model.expert_layers else ()
-    return always + experts + (("collective_s", "link_bytes_per_s") if deployment.devices > 1 else ())
+    return (
+        always + experts + (("collective_s", "link_bytes_per_s") if deployment.devices > 1 else ())
+    )
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One fitted number with its 95 % interval; without identification by the log, it keeps its start value."""
+    """One fitted number with its 95 % interval; without identification by the log, it keeps its
+    start value."""
 
     value: float
     low: float
@@ -378,7 +412,8 @@ class FittedProfile:
     `model`, `hardware`  names
     `deployment`         devices and number formats
     `parameters`         by the name of a field of `Rates`
-    `unseen`             errors on requests outside the fit: by metric and kind; None without such requests
+    `unseen`             errors on requests outside the fit: by metric and kind; None without such
+                         requests
     `log`, `commit`      source of the fit
     """
 
@@ -391,15 +426,19 @@ class FittedProfile:
     commit: str
 
     def rates(self, hardware: HardwareSpec) -> Rates:
-        """Return the fitted values; parameters that the deployment does not depend on are as assumed."""
+        """Return the fitted values; parameters that the deployment does not depend on are as
+        assumed."""
         return Rates(
-            **asdict(Rates.assumed(hardware)) | {name: parameter.value for name, parameter in self.parameters.items()}
+            **asdict(Rates.assumed(hardware))
+            | {name: parameter.value for name, parameter in self.parameters.items()}
         )
 
     def write(self, path: Path) -> None:
         """Write the profile as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        path.write_bytes(
+            orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        )
 
 
 def read_fitted(path: Path) -> FittedProfile:
@@ -425,11 +464,14 @@ COLLECTIVES_PER_LAYER = 2
 @dataclass
 @TIMINGS.register("fitted")
 class Fitted(Timing):
-    """What the entry twin fitted to a server's log: timing.profile=outputs/twin/RUN/profile.json."""
+    """What the entry twin fitted to a server's log:
+    timing.profile=outputs/twin/RUN/profile.json."""
 
     profile: str = field(REQUIRED, None, "file written by the entry twin")
 
-    def build(self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile) -> TimingModel:
+    def build(
+        self, model: ModelSpec, hardware: HardwareSpec, read_profile: ReadProfile
+    ) -> TimingModel:
         loaded = read_fitted(Path(self.profile))
         loaded.deployment.check("timing.profile.deployment", model)
         for key, fitted_to, expected in (
@@ -444,16 +486,20 @@ class Fitted(Timing):
 
 
 class FittedTiming:
-    """Compute, memory, host and collectives at fitted rates; ranks of one engine take a step together.
+    """Compute, memory, host and collectives at fitted rates; ranks of one engine take a step
+    together.
 
-    seconds = max over ranks of own + experts + collectives + host_s (+ host_s_with_prefill with prompt tokens)
-    own     = soft max(layer FLOPs, layer weights) + soft max(head FLOPs, head weights) if a row of logits is due
-            + FLOPs of prefill pairs + bytes of KV and states + host_s_per_sequence · sequences
-    experts = soft max(their FLOPs, those that routing · tokens are expected to choose independently: RooflineTiming)
-    collectives, two per layer: all-reduces of a rank's tokens between `tensor_parallel` devices, each moving
+    seconds = max over ranks of own + experts + collectives + host_s (+ host_s_with_prefill with
+    prompt tokens)
+    own     = soft max(layer FLOPs, layer weights) + soft max(head FLOPs, head weights) if a row of
+            logits is due + FLOPs of prefill pairs + bytes of KV and states + host_s_per_sequence ·
+            sequences
+    experts = soft max(their FLOPs, those that routing · tokens are expected to choose
+    independently: RooflineTiming) collectives, two per layer: all-reduces of a rank's tokens
+    between `tensor_parallel` devices, each moving
             2 (t − 1) / t of them; a gathering and a scattering of all ranks' tokens between `data_parallel` ranks
-    Tokens of a step are padded to captured CUDA graphs before they are multiplied. Reading spans at other positions is
-    refused: no log of such a server has been seen.
+    Tokens of a step are padded to captured CUDA graphs before they are multiplied. Reading spans at
+    other positions is refused: no log of such a server has been seen.
     """
 
     __slots__ = (
@@ -476,10 +522,14 @@ class FittedTiming:
         "_unchosen_share",
     )
 
-    def __init__(self, model: ModelSpec, hardware: HardwareSpec, deployment: Deployment, rates: Rates) -> None:
+    def __init__(
+        self, model: ModelSpec, hardware: HardwareSpec, deployment: Deployment, rates: Rates
+    ) -> None:
         if model.bounded:
             reason = "a fit of layers that read a bounded number of tokens has not been seen"
-            raise ValueError(f"timing=fitted with model.name={model.name}: expected timing=roofline, for {reason}")
+            raise ValueError(
+                f"timing=fitted with model.name={model.name}: expected timing=roofline, for {reason}"
+            )
         scale, speed = WEIGHTS[deployment.weights]
         tensor = deployment.tensor_parallel
         ns_per_flop = 1e9 / (hardware.peak_flops * rates.compute * tensor)
@@ -488,13 +538,17 @@ class FittedTiming:
         dense = model.layer_parameters - model.expert_parameters
         active_experts = model.active_layer_parameters - dense
         # nanoseconds of collectives: per token of a rank, per token of all ranks, and per step
-        row = COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9  # activations have two bytes
+        row = (
+            COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9
+        )  # activations have two bytes
         tensor, data = deployment.tensor_parallel, deployment.data_parallel
         reduce_ns = model.num_layers * row * 2 * (tensor - 1) / tensor
         self._gather_ns = model.expert_layers * row * (data - 1) / data
         times = model.num_layers * (tensor > 1) + model.expert_layers * (data > 1)
         latency_ns = COLLECTIVES_PER_LAYER * times * rates.collective_s * 1e9
-        self._layer_ns = (model.linear_flops_per_token - 2 * active_experts) * ns_per_flop / speed + reduce_ns
+        self._layer_ns = (
+            model.linear_flops_per_token - 2 * active_experts
+        ) * ns_per_flop / speed + reduce_ns
         self._layer_bytes_ns = dense * model.weight_itemsize * scale * self._ns_per_byte
         self._head_ns = model.head_flops * ns_per_flop
         self._head_bytes_ns = model.head_parameters * model.weight_itemsize * self._ns_per_byte
@@ -529,9 +583,17 @@ class FittedTiming:
         return slowest + self._shared_ns(ranks)
 
     def forward(self, features: StepFeatures) -> float:
-        """Return the nanoseconds of the layers alone that all ranks run alike: no logits, no time of the host."""
-        sequences, rows = features.num_prefills + features.num_decodes, features.num_decodes + features.num_first_tokens
-        host = self._host_ns + sequences * self._sequence_ns + (self._prefill_ns if features.num_prefills else 0.0)
+        """Return the nanoseconds of the layers alone that all ranks run alike: no logits, no time
+        of the host."""
+        sequences, rows = (
+            features.num_prefills + features.num_decodes,
+            features.num_decodes + features.num_first_tokens,
+        )
+        host = (
+            self._host_ns
+            + sequences * self._sequence_ns
+            + (self._prefill_ns if features.num_prefills else 0.0)
+        )
         logits = self._logits_ns(rows) if rows else 0.0
         return self.exact([features] * self._deployment.data_parallel) - logits - host
 
@@ -541,21 +603,33 @@ class FittedTiming:
     def span_together(self, ranks: Ordered[StepFeatures], k: int) -> Nanoseconds:
         """Return the durations of k such steps: the greatest of the ranks' straight lines."""
         later = np.arange(k)
-        # As in `step_together`, one product and the same sums of the same numbers, so that both round the same way.
-        lines = [(later * rank.num_decodes + rank.decode_context) * self._kv_ns + self._rank_ns(rank) for rank in ranks]
-        durations: Nanoseconds = (np.maximum.reduce(lines) + self._shared_ns(ranks)).astype(np.int64)
+        # As in `step_together`, one product and the same sums of the same numbers, so that both
+        # round the same way.
+        lines = [
+            (later * rank.num_decodes + rank.decode_context) * self._kv_ns + self._rank_ns(rank)
+            for rank in ranks
+        ]
+        durations: Nanoseconds = (np.maximum.reduce(lines) + self._shared_ns(ranks)).astype(
+            np.int64
+        )
         return durations
 
     def _rank_ns(self, features: StepFeatures) -> float:
         """Return the nanoseconds of a rank's separate work, without its decodes' context."""
         f = features
         if f.reads_spans:
-            raise ValueError("timing=fitted with an arm that reuses spans: expected timing=roofline or calibrated")
+            raise ValueError(
+                "timing=fitted with an arm that reuses spans: expected timing=roofline or calibrated"
+            )
         computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
-        nanoseconds = _soft_max(self._deployment.padded(computed) * self._layer_ns, self._layer_bytes_ns)
+        nanoseconds = _soft_max(
+            self._deployment.padded(computed) * self._layer_ns, self._layer_bytes_ns
+        )
         if rows:
             nanoseconds += self._logits_ns(rows)
-        nanoseconds += f.prefill_pairs * self._pair_ns + (f.prefill_context + computed) * self._kv_ns
+        nanoseconds += (
+            f.prefill_pairs * self._pair_ns + (f.prefill_context + computed) * self._kv_ns
+        )
         sequences = f.num_prefills + f.num_decodes
         nanoseconds += (f.loaded_state_bytes + f.captured_state_bytes) * self._ns_per_byte
         return nanoseconds + sequences * (self._state_ns + self._sequence_ns)
@@ -566,13 +640,16 @@ class FittedTiming:
         shared = self._step_ns + (self._prefill_ns if prefills else 0.0)
         if not self._expert_ns:
             return shared
-        tokens = sum([self._deployment.padded(rank.prefill_tokens + rank.num_decodes) for rank in ranks])
+        tokens = sum(
+            [self._deployment.padded(rank.prefill_tokens + rank.num_decodes) for rank in ranks]
+        )
         chosen = self._expert_bytes_ns * (1 - self._unchosen_share**tokens)
         return shared + _soft_max(tokens * self._expert_ns, chosen) + tokens * self._gather_ns
 
 
 def _soft_max(compute_ns: float, memory_ns: float) -> float:
-    """Return slightly more than the greater time where both are close: neither hides the other completely."""
+    """Return slightly more than the greater time where both are close: neither hides the other
+    completely."""
     greater, less = (compute_ns, memory_ns) if compute_ns > memory_ns else (memory_ns, compute_ns)
     share: float = (1 + (less / greater) ** SHARPNESS) ** (1 / SHARPNESS)
     return greater * share

@@ -30,7 +30,8 @@ from spanlab.settings.study import Study
 from spanlab.study.folder import CONFIG, UNFINISHED, UNFINISHED_REPORT, folder_name, read_summary
 from spanlab.study.sweep import run_settings
 
-#: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
+#: Column types by the type annotation of a row's field; frames omit fields of other types, which
+#: are nested.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
     "int": pl.Int64,
     "float": pl.Float64,
@@ -67,21 +68,28 @@ class Result:
     def tables(self) -> dict[str, pl.DataFrame]:
         """Every table by name, with times in seconds and rates as shares."""
         paths = sorted(self.folder.glob("tables/*.csv"))
-        return {path.stem: pl.read_csv(path.read_bytes(), infer_schema_length=None) for path in paths}
+        return {
+            path.stem: pl.read_csv(path.read_bytes(), infer_schema_length=None) for path in paths
+        }
 
     @property
     def summary(self) -> pl.DataFrame:
-        """One row per arm; for a sweep per arm and point; with only the analysis `serving` per arm and load."""
-        return self.tables[next(name for name in ("arms", "sweep", "serving") if name in self.tables)]
+        """One row per arm; for a sweep per arm and point; with only the analysis `serving` per arm
+        and load."""
+        return self.tables[
+            next(name for name in ("arms", "sweep", "serving") if name in self.tables)
+        ]
 
     @cached_property
     def records(self) -> pl.DataFrame:
-        """One row per finished request, with its arm; fields as in `spanlab.records.Record`, or ServedRecord."""
+        """One row per finished request, with its arm; fields as in `spanlab.records.Record`, or
+        ServedRecord."""
         return self._rows("records", ServedRecord if self._served else Record)
 
     @cached_property
     def runs(self) -> pl.DataFrame:
-        """One row per arm, seed and load; fields as in `spanlab.records.RunRow`, or ServedRun, without nested ones."""
+        """One row per arm, seed and load; fields as in `spanlab.records.RunRow`, or ServedRun,
+        without nested ones."""
         return self._rows("runs", ServedRun if self._served else RunRow)
 
     @property
@@ -91,15 +99,24 @@ class Result:
     @property
     def _arms(self) -> list[str]:
         """Names of the arms in the summary, or in the rows of the analysis `serving`."""
-        return list(self.details.get("arms") or dict.fromkeys(row["arm"] for row in self.details.get("serving", ())))
+        return list(
+            self.details.get("arms")
+            or dict.fromkeys(row["arm"] for row in self.details.get("serving", ()))
+        )
 
     def _rows(self, kind: str, row: type[Any]) -> pl.DataFrame:
         paths = [self.folder / kind / f"{arm}.jsonl" for arm in self._arms]
         if not paths:
-            raise ValueError(f"{kind} of {self.folder}: expected a study; a sweep has those of its points")
-        schema = {field.name: _KINDS[str(field.type)] for field in fields(row) if field.type in _KINDS}
+            raise ValueError(
+                f"{kind} of {self.folder}: expected a study; a sweep has those of its points"
+            )
+        schema = {
+            field.name: _KINDS[str(field.type)] for field in fields(row) if field.type in _KINDS
+        }
         frames = [
-            pl.read_ndjson(path.read_bytes(), schema=schema).select(pl.lit(path.stem).alias("arm"), pl.all())
+            pl.read_ndjson(path.read_bytes(), schema=schema).select(
+                pl.lit(path.stem).alias("arm"), pl.all()
+            )
             for path in paths
         ]
         return pl.concat(frames)
@@ -111,14 +128,16 @@ class Result:
 
     @property
     def report(self) -> Path:
-        """The report of the run, one HTML file; ValueError where the run was stopped before it was written."""
+        """The report of the run, one HTML file; ValueError where the run was stopped before it was
+        written."""
         if self.details.get("report") == UNFINISHED:
             raise ValueError(f"{self.folder} {UNFINISHED_REPORT}")
         return self.folder / REPORT
 
 
 def run(entry: str, *overrides: str) -> Result:
-    """Run an entry that is a study, as `bash runall.sh -cn ENTRY OVERRIDES` does, and load its run folder.
+    """Run an entry that is a study, as `bash runall.sh -cn ENTRY OVERRIDES` does, and load its run
+    folder.
 
     Raises ValueError for a user error, and if arms failed; the study can then still be loaded.
     """
@@ -132,19 +151,27 @@ def load(folder: str | Path) -> Result:
     """Load the finished run in a folder; ValueError if there is none."""
     path = Path(folder).resolve()
     if not (path / "summary.json").is_file():
-        raise ValueError(f"folder={folder}: expected the folder of a finished run, with config.yaml and summary.json")
+        raise ValueError(
+            f"folder={folder}: expected the folder of a finished run, with config.yaml and summary.json"
+        )
     return Result(path)
 
 
 def _run(entry: str, overrides: list[str]) -> Path:
-    """Compose an entry, and run it under the name that the command line gives it; return its folder."""
+    """Compose an entry, and run it under the name that the command line gives it; return its
+    folder."""
     config = compose_run(entry, overrides)
-    changed, tasks = without_sections(config.hydra.job.override_dirname), list(config.hydra.overrides.task)
+    changed, tasks = (
+        without_sections(config.hydra.job.override_dirname),
+        list(config.hydra.overrides.task),
+    )
     with open_dict(config):
         del config["hydra"]
     study = as_settings(config)
     if not isinstance(study, Study):
-        raise ValueError(f"entry={entry}: expected a study or a sweep; others run from the command line")
+        raise ValueError(
+            f"entry={entry}: expected a study or a sweep; others run from the command line"
+        )
     study.output.run = study.output.run or folder_name(",".join(filter(None, (entry, changed))))
     return run_settings(study, entry, tasks, show=False)
 

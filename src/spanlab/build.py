@@ -12,7 +12,15 @@ import numpy as np
 from spanlab.compiled import HOME
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts, BatchRules
 from spanlab.core.placement.planner import Departures
-from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
+from spanlab.core.placement.rules import (
+    PLACEMENTS,
+    PROGRESS,
+    ArmFacts,
+    Checked,
+    Following,
+    Placer,
+    Union,
+)
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import BackfilledPolicy, TieredPolicy
@@ -20,7 +28,15 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import PassageRules, Policy
 from spanlab.core.repair import PREFIXES_ALONE, Repair, map_bytes, working_map_bytes
 from spanlab.core.request import Request
-from spanlab.core.rules import RECOVERIES, STATE_FORMATS, Progress, Recovery, ReuseRules, StateFormat, merge_progress
+from spanlab.core.rules import (
+    RECOVERIES,
+    STATE_FORMATS,
+    Progress,
+    Recovery,
+    ReuseRules,
+    StateFormat,
+    merge_progress,
+)
 from spanlab.core.step import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers import Link, Tier, TierRules, Tiers
@@ -94,8 +110,13 @@ def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = Tr
 
 
 def copy_pipe(settings: WorkloadSettings) -> None:
-    """Copy a log that comes through a pipe, so that worker processes that start later can read it too."""
-    if isinstance(settings, LogWorkload) and settings.path is not None and is_pipe(Path(settings.path)):
+    """Copy a log that comes through a pipe, so that worker processes that start later can read it
+    too."""
+    if (
+        isinstance(settings, LogWorkload)
+        and settings.path is not None
+        and is_pipe(Path(settings.path))
+    ):
         open_log(Path(settings.path), settings.log)
 
 
@@ -117,13 +138,17 @@ def build_policy(
 
     `warmup`      requests that are not counted
     `max_tokens`  length of the longest prompt
-    `future`      all requests in order of arrival: clairvoyant rules read them, others only which are continued
+    `future`      all requests in order of arrival: clairvoyant rules read them, others only which
+                  are continued
     """
     model, budget, name = study.model, study.store.budget, strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     drafter, token_bytes = study.batch.speculation, held_token_bytes(study.model, study.batch)
-    rules = replace(build_reuse_rules(strategy, model), drops_last=drafter.has_kv and strategy.match == "block_hash")
+    rules = replace(
+        build_reuse_rules(strategy, model),
+        drops_last=drafter.has_kv and strategy.match == "block_hash",
+    )
     state_bytes = model.state_bytes - rules.state_bytes_saved
     eviction = eviction_rules(strategy, build_cost(model, strategy), rules, future)
     known = departures(strategy, model, rules, future)
@@ -133,7 +158,9 @@ def build_policy(
         {},
         options,
         rules=rules,
-        admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
+        admission=ADMISSIONS.make(
+            strategy.admission, {}, strategy.admission_options, facts=admission
+        ),
         store=Store(tree, token_bytes, state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
@@ -194,7 +221,11 @@ def build_passages(strategy: Strategy) -> PassageRules | None:
 
 
 def build_placer(
-    model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
+    model: ModelSpec,
+    strategy: Strategy,
+    warmup: int,
+    max_tokens: int,
+    known: Departures | None = None,
 ) -> Placer:
     """Build the placement of states; `known` is the future, for clairvoyant placements."""
     facts = ArmFacts(
@@ -219,7 +250,8 @@ def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
 
 
 def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
-    """Return the cost function for the rules of an arm: the arm's cost, or the default of each rule."""
+    """Return the cost function for the rules of an arm: the arm's cost, or the default of each
+    rule."""
 
     def cost_of(usual: str) -> Cost:
         return COSTS.make(strategy.cost or usual, {}, strategy.cost_options, model=model)
@@ -237,16 +269,22 @@ def build_state_format(model: ModelSpec, strategy: Strategy) -> StateFormat:
     return STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
 
 
-def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Registry[Placer]) -> list[Placer]:
+def _placers(
+    strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Registry[Placer]
+) -> list[Placer]:
     """Build the placements of an arm that are among `kinds`."""
     settings = strategy.placement
-    keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
+    keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+        (settings.kind, settings.keys, settings.options)
+    ]
     keys += [(name, {}, {}) for name in settings.also]
     placers = []
     for kind, own_keys, options in keys:
         if kind in kinds:
             placer = PLACEMENTS.make(kind, own_keys, options, facts=facts)
-            placers.append(Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer)
+            placers.append(
+                Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer
+            )
     return placers
 
 
@@ -258,7 +296,8 @@ def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Regist
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Settings of an engine without a study, on an unknown card; the store has no limit unless it is set."""
+    """Settings of an engine without a study, on an unknown card; the store has no limit unless it
+    is set."""
 
     model: ModelSpec
     engine: EngineSettings
@@ -268,16 +307,23 @@ class EngineParts:
 
 
 def build_model(study: Parts) -> SpanModel:
-    """Load the model on its device; ValueError if its sizes differ from those of the study's model."""
+    """Load the model on its device; ValueError if its sizes differ from those of the study's
+    model."""
     from spanlab.engine.load import load_model
 
     return load_model(study.engine, study.model)
 
 
 def build_engine(
-    study: Parts, strategy: Strategy, model: SpanModel, policy: TreePolicy, requests: Sequence[Request], **more: Any
+    study: Parts,
+    strategy: Strategy,
+    model: SpanModel,
+    policy: TreePolicy,
+    requests: Sequence[Request],
+    **more: Any,
 ) -> Engine:
-    """Build the engine of one arm, with page and state pools that hold all that its policy may store."""
+    """Build the engine of one arm, with page and state pools that hold all that its policy may
+    store."""
     from spanlab.engine.engine import Engine, spare_pages
     from spanlab.engine.load import pool_pages
     from spanlab.engine.maps import MapShape, SpanMaps, form_of
@@ -285,14 +331,20 @@ def build_engine(
     from spanlab.engine.pages import PagePool, PoolShape
     from spanlab.engine.slots import StatePool
 
-    pages = pool_pages(policy, study.batch, requests, model.context) + spare_pages(study.engine.decode)
-    shape = PoolShape(model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim)
+    pages = pool_pages(policy, study.batch, requests, model.context) + spare_pages(
+        study.engine.decode
+    )
+    shape = PoolShape(
+        model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim
+    )
     pool = PagePool(shape, model.dtype, model.device)
     if model.state_shape is not None:
         more["states"] = StatePool(model.state_shape, model.dtype, model.device)
         if policy.rules.maps is not None:
             form, repaired = form_of(policy.rules.maps), policy.rules.repair.tokens
-            more["maps"] = SpanMaps(MapShape(model.state_shape, form, model.dtype, repaired), model.device)
+            more["maps"] = SpanMaps(
+                MapShape(model.state_shape, form, model.dtype, repaired), model.device
+            )
     sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.longest_output for request in requests)
     more |= {"positions": positions, "sampler": sampler, "decode": study.engine.decode}
@@ -320,12 +372,17 @@ def build_tiered(
     assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
     always = strategy.pool is not None and strategy.pool.load_when == "always"
     steps = None if always else build_prefill_time(study, policy, batch)
-    return TieredPolicy(policy, _tiers(used, policy.store.block_bytes, model), steps, model.num_layers)
+    return TieredPolicy(
+        policy, _tiers(used, policy.store.block_bytes, model), steps, model.num_layers
+    )
 
 
 def _tiers(used: Mapping[str, TierRules], size: int, model: ModelSpec) -> Tiers:
     """Build tiers of blocks or states of `size` bytes."""
-    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
+    tiers = [
+        Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize))
+        for name, rules in used.items()
+    ]
     return Tiers(tiers, [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()])
 
 
@@ -337,7 +394,9 @@ def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> Prefi
 def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
     """Return the tiers that an arm uses, the nearest first."""
     if strategy.pool is None:
-        return study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
+        return (
+            study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
+        )
     return {} if strategy.pool.load_when == "never" else study.store.tiers
 
 
@@ -345,7 +404,10 @@ def tier_bytes(study: Study, strategy: Strategy) -> int:
     """Return the capacity of an arm's tiers in bytes of unquantised blocks."""
     block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
     tiers = tiers_of(study, strategy).values()
-    return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)
+    return sum(
+        rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize)
+        for rules in tiers
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -357,7 +419,8 @@ PUBLISHED = HOME / "benchmarks" / "calibrate"
 
 
 def profile_of(study: Study) -> Profile:
-    """Return the profile that a study names, or a matching one; ValueError for a mismatch, or where none exists."""
+    """Return the profile that a study names, or a matching one; ValueError for a mismatch, or where
+    none exists."""
     if study.timing.profile is not None:
         path = Path(study.timing.profile)
         profile = read_profile(path)
@@ -367,7 +430,9 @@ def profile_of(study: Study) -> Profile:
     matching = local_profile(study) or _matching_profile(study, PUBLISHED)
     if matching is None:
         name = study.model.name
-        command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
+        command = f"bash runall.sh -cn calibrate model={name}" + (
+            " arms=clean" if study.model.is_hybrid else ""
+        )
         raise ValueError(
             f"timing.profile is not set, and no profile of {name} on {machine()} exists: "
             f"expected one, as `{command}` creates it"
@@ -392,7 +457,8 @@ def _matching_profile(study: Study, folder: Path) -> Profile | None:
 
 
 def mismatch(profile: Profile, study: Study) -> str:
-    """Describe why a profile does not match this study's model and this machine; empty where it matches."""
+    """Describe why a profile does not match this study's model and this machine; empty where it
+    matches."""
     model, engine = study.model, study.engine
     pairs = [
         ("model", profile.model, model.name),

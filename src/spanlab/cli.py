@@ -32,7 +32,17 @@ from spanlab.errors import is_user_error, sentence, with_notes
 from spanlab.kinds import Kinds, default_of, kinds_of, schema_of_kind, shown
 from spanlab.model_files import ENVIRONMENT
 from spanlab.provenance import version
-from spanlab.registry import ENTRIES, REQUIRED, Registry, entry, entry_of, expected_of, load_plugins, one_of, summary_of
+from spanlab.registry import (
+    ENTRIES,
+    REQUIRED,
+    Registry,
+    entry,
+    entry_of,
+    expected_of,
+    load_plugins,
+    one_of,
+    summary_of,
+)
 from spanlab.settings.analyses import PATHS, short_key, with_short_keys
 from spanlab.settings.arms import Strategy
 from spanlab.settings.composition import (
@@ -103,14 +113,19 @@ def first_sentence(path: Path) -> str:
 
 
 def meanings_of(schema: type[Any]) -> dict[str, str]:
-    """Return the meaning of each key: as its field declares it, or from the docstrings of a schema and its bases."""
-    declared = {key.name: key.metadata["meaning"] for key in fields(schema) if "meaning" in key.metadata}
+    """Return the meaning of each key: as its field declares it, or from the docstrings of a schema
+    and its bases."""
+    declared = {
+        key.name: key.metadata["meaning"] for key in fields(schema) if "meaning" in key.metadata
+    }
     meanings: dict[str, str] = declared
     for base in schema.__mro__[:-1]:
         names: list[str] = []
         for line in inspect.cleandoc(base.__doc__ or "").splitlines():
             if entry := MEANING.match(line):
-                names = [name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in meanings]
+                names = [
+                    name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in meanings
+                ]
                 meanings |= dict.fromkeys(names, entry[2])
             elif line.startswith("  "):
                 meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
@@ -138,7 +153,8 @@ def entries() -> list[str]:
 
 
 def groups() -> list[str]:
-    """Return the names of all config groups: the folders of conf/, and groups whose choices need no file."""
+    """Return the names of all config groups: the folders of conf/, and groups whose choices need no
+    file."""
     folders = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"}
     return sorted(folders | {group for group, _ in choices_without_file() if group})
 
@@ -147,12 +163,15 @@ def described(group: str | None) -> dict[str, str]:
     """Return the choices of a group, None: the entries, with one sentence each."""
     files = (CONF / (group or "")).glob("*.yaml")
     texts = {path.stem: first_sentence(path) for path in files if group or path.stem != "config"}
-    texts |= {name: choice.meaning for (at, name), choice in choices_without_file().items() if at == group}
+    texts |= {
+        name: choice.meaning for (at, name), choice in choices_without_file().items() if at == group
+    }
     return dict(sorted(texts.items()))
 
 
 def listing(kind: str) -> str:
-    """Return one line per entry, choice of a group, or name that a key takes; the plural of a group is accepted."""
+    """Return one line per entry, choice of a group, or name that a key takes; the plural of a group
+    is accepted."""
     kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
     if kind == "entries":
         return _lines(described(None).items())
@@ -164,17 +183,26 @@ def listing(kind: str) -> str:
 
 
 def _names(key: str, registry: Registry[Any]) -> Iterator[tuple[str, str]]:
-    """Yield each name with its meaning, then its options: KEY=DEFAULT, and the values that it takes."""
+    """Yield each name with its meaning, then its options: KEY=DEFAULT, and the values that it
+    takes."""
     section = f"{key.rpartition('.')[0]}."
     for name, text in registered(registry).items():
         yield name, text
         for option, values, default, meaning in options_of(key, registry, name):
-            given = "" if default == REQUIRED else f"={json.dumps(default, default=str)}".replace('"', "")
-            yield f"  {option.removeprefix(section)}{given}", f"{values}{'; ' if meaning else ''}{meaning}"
+            given = (
+                ""
+                if default == REQUIRED
+                else f"={json.dumps(default, default=str)}".replace('"', "")
+            )
+            yield (
+                f"  {option.removeprefix(section)}{given}",
+                f"{values}{'; ' if meaning else ''}{meaning}",
+            )
 
 
 def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield each option of a name: its full key, the values that it takes, its default (or REQUIRED), its meaning.
+    """Yield each option of a name: its full key, the values that it takes, its default (or
+    REQUIRED), its meaning.
 
     `key`  the key that takes the names of the registry; for kinds, keys of every kind are left out
     """
@@ -196,7 +224,8 @@ def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[s
 
 
 def _section_of(key: str, option: str) -> str:
-    """Return the section of an option: that of the key if it has a field of this name, or one of options below it."""
+    """Return the section of an option: that of the key if it has a field of this name, or one of
+    options below it."""
     section, _, last = key.rpartition(".")
     first = section.partition(".")[0]
     schema: Any = next(each.schema for each in ENTRIES.values() if first in hints_of(each.schema))
@@ -210,7 +239,8 @@ def _section_of(key: str, option: str) -> str:
 
 
 def registries() -> dict[str, Registry[Any]]:
-    """Return what a plugin can extend: the registries by the key that takes their names; figures have no key."""
+    """Return what a plugin can extend: the registries by the key that takes their names; figures
+    have no key."""
     # here, because most commands need none of these modules
     from spanlab.analyses.plan import SEARCHES
     from spanlab.core.admission import ADMISSIONS
@@ -252,7 +282,8 @@ def registries() -> dict[str, Registry[Any]]:
 
 
 def registered(registry: Registry[Any]) -> dict[str, str]:
-    """Return the names of a registry, also those of loaded plugins, with the summaries of their docstrings."""
+    """Return the names of a registry, also those of loaded plugins, with the summaries of their
+    docstrings."""
     return {name: summary_of(registry[name]) for name in registry}
 
 
@@ -274,7 +305,9 @@ def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
         if get_origin(hint) is list:
             yield prefix + name
         elif (schema_below := dataclass_in(hint)) is not None:
-            yield from list_keys(schema_below, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}")
+            yield from list_keys(
+                schema_below, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}"
+            )
 
 
 def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -286,11 +319,16 @@ def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
         if value is not None and kinds_of(hint) is not None:
             hint = schema_of_kind(hint, cast(Any, OmegaConf.to_container(value)))
         default = default_of(item)
-        meaning, below = meaning_of(meanings, name), None if get_origin(hint) is list else dataclass_in(hint)
+        meaning, below = (
+            meaning_of(meanings, name),
+            None if get_origin(hint) is list else dataclass_in(hint),
+        )
         key = short_key(f"{prefix}{name}")
         if get_origin(hints[name]) is dict:
             yield key, f"{meaning}: {', '.join(() if value is None else value)}"
-        elif below is not None and (is_dataclass(default) if value is None else not value._is_none()):
+        elif below is not None and (
+            is_dataclass(default) if value is None else not value._is_none()
+        ):
             yield from _keys(below, value, f"{prefix}{name}.")
         else:
             yield f"{key}={shown(default) if value is None else value}", meaning
@@ -338,7 +376,12 @@ def read(arguments: list[str]) -> CommandLine:
     """Parse a command line; ValueError for an argument that is no KEY=VALUE."""
     for_hydra, asks, kind = _split_options(arguments)
     parsed = _parsed(for_hydra)
-    keys = {key for (group, _), schema in schemas().items() if group is None for key in list_keys(schema)}
+    keys = {
+        key
+        for (group, _), schema in schemas().items()
+        if group is None
+        for key in list_keys(schema)
+    }
     keys |= set(map(short_key, keys))
     spelled = {word: _as_list(word, keys, parsed.multirun) for word in parsed.overrides}
     for word in spelled.values():
@@ -346,13 +389,20 @@ def read(arguments: list[str]) -> CommandLine:
     asks = asks or ("help" if parsed.help else "")
     words = [spelled.get(word, word) for word in for_hydra]
     entry = parsed.config_name or "smoke"
-    for_itself = {name for name, value in vars(parsed).items() if value} - {"overrides", "config_name", "config_dir"}
+    for_itself = {name for name, value in vars(parsed).items() if value} - {
+        "overrides",
+        "config_name",
+        "config_dir",
+    }
     plain = not for_itself and not any(word.lstrip("+~").startswith("hydra") for word in spelled)
-    return CommandLine(words, list(spelled.values()), entry, parsed.multirun, plain, asks, kind, parsed.config_dir)
+    return CommandLine(
+        words, list(spelled.values()), entry, parsed.multirun, plain, asks, kind, parsed.config_dir
+    )
 
 
 def _split_options(arguments: list[str]) -> tuple[list[str], str, str]:
-    """Return the arguments for Hydra, the option that starts no run (dry, version, list), and the kind of --list."""
+    """Return the arguments for Hydra, the option that starts no run (dry, version, list), and the
+    kind of --list."""
     if "--version" in arguments:
         return [], "version", ""
     if "--list" in arguments:
@@ -371,7 +421,9 @@ def _parsed(arguments: list[str]) -> Namespace:
     except ArgumentError as error:
         raise ValueError(str(error).removeprefix("argument ")) from error
     if unknown:
-        raise ValueError(f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m")
+        raise ValueError(
+            f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m"
+        )
     return parsed
 
 
@@ -434,10 +486,15 @@ def needed_environment(settings: object) -> str | None:
 
 
 def start_in(environment: str) -> None:
-    """Restart by runall.sh in another environment; return if runall.sh did not start this program."""
+    """Restart by runall.sh in another environment; return if runall.sh did not start this
+    program."""
     if os.environ.get("SPANLAB_ENVIRONMENT", environment) != environment:
         script = str(HOME / "runall.sh")
-        os.execvpe("bash", ["bash", script, *sys.argv[1:]], os.environ | {"SPANLAB_ENVIRONMENT": environment})
+        os.execvpe(
+            "bash",
+            ["bash", script, *sys.argv[1:]],
+            os.environ | {"SPANLAB_ENVIRONMENT": environment},
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -483,20 +540,26 @@ def _output(settings: object) -> OutputSettings:
 def _run_name(settings: object) -> str:
     """Return the name of the run folder: the chosen name, or the entry with its overrides.
 
-    Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
+    Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for
+    all jobs share it.
     """
     output, hydra_run = _output(settings), HydraConfig.get()
     if output.run and hydra_run.mode != RunMode.MULTIRUN:
         return output.run
     name = output.run or str(hydra_run.job.config_name)
-    return folder_name(",".join(filter(None, (name, without_sections(hydra_run.job.override_dirname)))))
+    return folder_name(
+        ",".join(filter(None, (name, without_sections(hydra_run.job.override_dirname))))
+    )
 
 
 def main() -> None:
-    """Run the console script; exit code 0, 1 after a user error, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run the console script; exit code 0, 1 after a user error, 130 after Ctrl-C, 143 after
+    SIGTERM."""
     signal.signal(signal.SIGTERM, _terminate)
     use_ascii_fallback()
-    logging.raiseExceptions = False  # a log that cannot be written, such as wandb's on a full disk, is no error
+    logging.raiseExceptions = (
+        False  # a log that cannot be written, such as wandb's on a full disk, is no error
+    )
     with _in_one_sentence():
         register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
@@ -516,7 +579,9 @@ def main() -> None:
                     _run_entry(settings)
                     return
         if any(word.partition("=")[0] in PATHS for word in line.overrides):
-            _composed(line.entry, line.overrides, line.searched)  # checks the words as they were typed
+            _composed(
+                line.entry, line.overrides, line.searched
+            )  # checks the words as they were typed
         try:
             with explained(line.entry, line.overrides, line.searched):
                 _entry()
@@ -546,12 +611,15 @@ def _answer(line: CommandLine) -> str:
         output.run, root = _run_name(settings), HOME / output.root
         if not isinstance(settings, Study):
             return check_entry(settings, line.entry, output.run, root)
-        return describe_run(settings, line.entry, root, PointComposer(line.entry, line.overrides, as_settings))
+        return describe_run(
+            settings, line.entry, root, PointComposer(line.entry, line.overrides, as_settings)
+        )
 
 
 @contextmanager
 def _as_run(line: CommandLine) -> Iterator[Any]:
-    """Yield the settings of one run, while Hydra is initialized and knows the run, as in `hydra.main`.
+    """Yield the settings of one run, while Hydra is initialized and knows the run, as in
+    `hydra.main`.
 
     `hydra.main` composes an entry twice: before the run it asks for the mode alone.
     """
@@ -571,7 +639,9 @@ def _as_run(line: CommandLine) -> Iterator[Any]:
 def _first_job(line: CommandLine) -> object:
     """Return the settings of the first job of -m, whose environment all jobs use."""
     parsed = OverridesParser.create().parse_overrides(line.overrides)
-    first = [next(item.sweep_string_iterator()) if item.is_sweep_override() else None for item in parsed]
+    first = [
+        next(item.sweep_string_iterator()) if item.is_sweep_override() else None for item in parsed
+    ]
     chosen = [
         word if value is None else f"{word.partition('=')[0]}={value}"
         for word, value in zip(line.overrides, first, strict=True)
@@ -579,7 +649,9 @@ def _first_job(line: CommandLine) -> object:
     return compose(line.entry, chosen, line.searched)
 
 
-_RESUMES = "interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
+_RESUMES = (
+    "interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
+)
 _STARTS_AGAIN = "interrupted: the same command starts again"
 
 
@@ -611,7 +683,8 @@ def _exit(message: str, code: int) -> NoReturn:
 
 
 def compose(entry: str, overrides: list[str], searched: str | None = None) -> Any:
-    """Compose the settings of an entry as the command line does; `searched` is Hydra's --config-dir."""
+    """Compose the settings of an entry as the command line does; `searched` is Hydra's
+    --config-dir."""
     return as_settings(_composed(entry, overrides, searched))
 
 

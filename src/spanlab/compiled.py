@@ -25,11 +25,13 @@ HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"  # entries and groups
 BUILDS = HOME / ".compiled"
 MODES = ("auto", "never", "always")
-#: In the environment: `never` ignores a build; anything else uses the build of these sources where there is one.
+#: In the environment: `never` ignores a build; anything else uses the build of these sources where
+#: there is one.
 VARIABLE = "SPANLAB_COMPILED"
 
-# Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
-# that register named things or hold settings, whose signatures and fields are read.
+# Not compiled: requests and records, which are pickled and serialised; protocols, which users
+# implement; and files that register named things or hold settings, whose signatures and fields are
+# read.
 _CORE = (
     "ahead ledger plan scheduler step store token_string tree "
     "policies/block_groups policies/block_pool policies/blocks policies/chunks policies/sequences policies/slots "
@@ -43,7 +45,11 @@ SOURCES = (
     *(f"sim/spanlab_sim/{name}.py" for name in _SIM.split()),
 )
 # What a build depends on: the sources, and the types that they read.
-_READ = ("src/spanlab/core/**/*.py", "sim/spanlab_sim/*.py", *(f"src/spanlab/{name}.py" for name in _TYPES))
+_READ = (
+    "src/spanlab/core/**/*.py",
+    "sim/spanlab_sim/*.py",
+    *(f"src/spanlab/{name}.py" for name in _TYPES),
+)
 _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 _BUILD = """
 import gc, sys
@@ -96,15 +102,26 @@ def use_build() -> None:
 
 
 def build() -> None:
-    """Compile the modules of `SOURCES`, which takes minutes; requires mypy, setuptools and a C compiler."""
+    """Compile the modules of `SOURCES`, which takes minutes; requires mypy, setuptools and a C
+    compiler."""
     BUILDS.mkdir(exist_ok=True)
     target = build_folder()  # of the sources that are compiled: they may be edited meanwhile
     with tempfile.TemporaryDirectory(dir=BUILDS, prefix=".") as scratch:
-        command = [sys.executable, "-c", _BUILD, "modules", *(str(HOME / source) for source in SOURCES)]
+        command = [
+            sys.executable,
+            "-c",
+            _BUILD,
+            "modules",
+            *(str(HOME / source) for source in SOURCES),
+        ]
         paths = {"MYPYPATH": f"{HOME / 'src'}:{HOME / 'sim'}", VARIABLE: "never"}
-        process = subprocess.run(command, cwd=scratch, env=os.environ | paths, capture_output=True, text=True)
+        process = subprocess.run(
+            command, cwd=scratch, env=os.environ | paths, capture_output=True, text=True
+        )
         if process.returncode:
-            raise ValueError(f"compiled=always: the build failed\n{process.stdout[-4000:]}{process.stderr[-4000:]}")
+            raise ValueError(
+                f"compiled=always: the build failed\n{process.stdout[-4000:]}{process.stderr[-4000:]}"
+            )
         if not target.is_dir():  # else another process has built it meanwhile
             os.rename(Path(scratch, "modules"), target)
 
@@ -124,7 +141,10 @@ def ensure_build() -> None:
         return
     if lacks := missing():
         raise ValueError(f"compiled=always: expected {lacks}; compiled=auto needs none")
-    print("spanlab: compiling the simulator, once for this state of the sources: some minutes", file=sys.stderr)
+    print(
+        "spanlab: compiling the simulator, once for this state of the sources: some minutes",
+        file=sys.stderr,
+    )
     if find_spec("mypyc") and find_spec("setuptools"):
         build()
     elif subprocess.run(["bash", HOME / "requirements" / "compile.sh"]).returncode:
@@ -132,7 +152,8 @@ def ensure_build() -> None:
 
 
 def restart_as(mode: str) -> None:
-    """Restart the program if `compiled=mode` requires other modules than it uses; auto accepts both.
+    """Restart the program if `compiled=mode` requires other modules than it uses; auto accepts
+    both.
 
     The program restarts at most once: afterwards the environment holds the mode.
     """

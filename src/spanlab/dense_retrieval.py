@@ -20,7 +20,8 @@ _BATCH = 32
 
 @RETRIEVERS.register("dense")
 def dense(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
-    """Rank passages by cosines of all-MiniLM-L6-v2 embeddings: means over the first 256 tokens of a text."""
+    """Rank passages by cosines of all-MiniLM-L6-v2 embeddings: means over the first 256 tokens of a
+    text."""
     embedder = _embedder(EMBEDDER.weights().parent)
     scores = embedder([query.text for query in queries]) @ embedder(passages).T
     return [rank_by_score(row.numpy()) for row in scores]
@@ -40,7 +41,8 @@ class Embedder:
             self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Return unit vectors, float32 [len(texts), width]: means over the tokens of each text, without padding."""
+        """Return unit vectors, float32 [len(texts), width]: means over the tokens of each text,
+        without padding."""
         import torch
 
         # Batches of similar lengths need little padding.
@@ -52,7 +54,9 @@ class Embedder:
     def _embed(self, texts: list[str]) -> Tensor:
         import torch
 
-        encoded = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        encoded = self._tokenizer(
+            texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+        )
         with torch.no_grad():
             states = self._model(**encoded).last_hidden_state
         mask = encoded["attention_mask"][..., None]

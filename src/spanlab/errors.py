@@ -14,7 +14,12 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from spanlab.compiled import CONF
 from spanlab.registry import among
@@ -54,18 +59,27 @@ def out_of_memory(error: BaseException) -> str | None:
     return "; ".join(text.rstrip(".").split(". ")[:2]) or "no more memory"
 
 
-_LIBRARY_ERRORS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
+_LIBRARY_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    OSError,
+    BrokenProcessPool,
+    CancelledError,
+)
 _OFTEN_MEMORY = (RuntimeError, ImportError)  # user errors where their text is about memory
 USER_ERRORS = (ValueError, MemoryError, *_LIBRARY_ERRORS)
 
 
 def is_user_error(error: BaseException) -> bool:
     """Return whether an error is reported as a sentence instead of a traceback."""
-    return isinstance(error, USER_ERRORS) or (isinstance(error, _OFTEN_MEMORY) and _runtime_error(error) is not None)
+    return isinstance(error, USER_ERRORS) or (
+        isinstance(error, _OFTEN_MEMORY) and _runtime_error(error) is not None
+    )
 
 
 def _runtime_error(error: BaseException) -> str | None:
-    """Return the sentence of an error about memory or about a launcher without its scheduler; else None."""
+    """Return the sentence of an error about memory or about a launcher without its scheduler; else
+    None."""
     if "slurm cluster" in str(error):
         return f"hydra/launcher: expected a machine with Slurm ({_one_line(str(error))}); joblib runs jobs here"
     return None if out_of_memory(error) is None else _memory(error)
@@ -82,7 +96,9 @@ def with_notes(text: str, error: BaseException) -> str:
 
 
 def _sentence(mistake: BaseException) -> str:
-    if isinstance(mistake, (MemoryError, *_OFTEN_MEMORY)) and not isinstance(mistake, _LIBRARY_ERRORS):
+    if isinstance(mistake, (MemoryError, *_OFTEN_MEMORY)) and not isinstance(
+        mistake, _LIBRARY_ERRORS
+    ):
         text = _memory(mistake) if isinstance(mistake, MemoryError) else _runtime_error(mistake)
         if text is not None:
             return text
@@ -134,7 +150,8 @@ CHOICES = "choices"
 
 #: Entries of earlier versions, and the scripts that have taken their place.
 MOVED_ENTRIES = {
-    name: f"benchmarks/hybrid_answers/{name}.py" for name in ("train_probe", "hybrid_answers", "tail_replay")
+    name: f"benchmarks/hybrid_answers/{name}.py"
+    for name in ("train_probe", "hybrid_answers", "tail_replay")
 }
 
 
@@ -155,7 +172,11 @@ def _stored(group: str) -> Iterator[str]:
     """Yield the choices of a group that need no file; an empty group: entries."""
     stored: Any = ConfigStore.instance().repo
     nodes = (stored.get(group, {}) if group else stored).items()
-    return (name.removesuffix(".yaml") for name, node in nodes if getattr(node, "provider", "") == CHOICES)
+    return (
+        name.removesuffix(".yaml")
+        for name, node in nodes
+        if getattr(node, "provider", "") == CHOICES
+    )
 
 
 def _system(error: BaseException) -> str:

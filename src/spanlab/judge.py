@@ -1,4 +1,5 @@
-"""An optional judge: a model behind an OpenAI-compatible endpoint that scores answers; failures stay unjudged."""
+"""An optional judge: a model behind an OpenAI-compatible endpoint that scores answers; failures
+stay unjudged."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _LARGEST_REPLY = 1 << 22  # bytes
 
 
 class UnansweredError(Exception):
-    """The endpoint gave no usable reply; the message is a short reason without key, body or reply."""
+    """The endpoint gave no usable reply; the message is a short reason without key, body or
+    reply."""
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -38,11 +40,14 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float) -> str:
-    """POST {base_url}/chat/completions and return the first choice's text, or raise `UnansweredError`.
+    """POST {base_url}/chat/completions and return the first choice's text, or raise
+    `UnansweredError`.
 
     `timeout_s` is the longest silence, in seconds; an empty `key` sends no Authorization header.
     """
-    request = Request(f"{base_url.rstrip('/')}/chat/completions", json.dumps(body).encode(), method="POST")
+    request = Request(
+        f"{base_url.rstrip('/')}/chat/completions", json.dumps(body).encode(), method="POST"
+    )
     request.add_header("Content-Type", "application/json")
     if key:
         request.add_unredirected_header("Authorization", f"Bearer {key}")
@@ -74,7 +79,8 @@ def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float
 
 
 def api_key(name: str, variable: str) -> str:
-    """Return the key in an environment variable, empty without a variable; no message contains it."""
+    """Return the key in an environment variable, empty without a variable; no message contains
+    it."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not (key and key.isascii() and key.isprintable()):
         raise ValueError(f"{name}={variable}: expected an environment variable that holds a key")
@@ -124,11 +130,14 @@ class JudgeResult:
 def judge_all(options: JudgeSettings, cases: Sequence[Case]) -> JudgeResult:
     """Judge the cases in order; a failed case is left unjudged and counted."""
     verdicts = tuple(judge(options, case) for case in cases)
-    return JudgeResult(verdicts, dict(Counter(verdict.failure for verdict in verdicts if verdict.score is None)))
+    return JudgeResult(
+        verdicts, dict(Counter(verdict.failure for verdict in verdicts if verdict.score is None))
+    )
 
 
 def judge(options: JudgeSettings, case: Case) -> Verdict:
-    """Return one verdict. A missing key raises ValueError; any other failure leaves the case unjudged."""
+    """Return one verdict. A missing key raises ValueError; any other failure leaves the case
+    unjudged."""
     key = api_key("judge.api_key_variable", options.api_key_variable)
     messages = [
         {"role": "system", "content": _CASE + _DATA + _INSTRUCTIONS[options.asks]},
@@ -144,7 +153,8 @@ def judge(options: JudgeSettings, case: Case) -> Verdict:
 
 
 def parse_score(reply: str) -> float | None:
-    """Return the score from 0 to 1 of a reply that is {"score": N} or N alone, 0 ≤ N ≤ 100; None for anything else."""
+    """Return the score from 0 to 1 of a reply that is {"score": N} or N alone, 0 ≤ N ≤ 100; None
+    for anything else."""
     value = _value(reply, "score")
     if isinstance(value, str) and _BARE_SCORE.fullmatch(value):
         value = float(value)
@@ -154,7 +164,8 @@ def parse_score(reply: str) -> float | None:
 
 
 def parse_correct(reply: str) -> float | None:
-    """Return 1 or 0 for a reply {"correct": "yes" | "no" | true | false} or the word alone; None for any other."""
+    """Return 1 or 0 for a reply {"correct": "yes" | "no" | true | false} or the word alone; None
+    for any other."""
     value = _value(reply, "correct")
     if isinstance(value, bool):
         return float(value)
@@ -170,7 +181,9 @@ def _value(reply: str, key: str) -> object:
     if not text.startswith("{"):
         return text
     try:
-        pairs = json.loads(text, object_pairs_hook=list)  # a list, so that a duplicate key is detected
+        pairs = json.loads(
+            text, object_pairs_hook=list
+        )  # a list, so that a duplicate key is detected
     except (json.JSONDecodeError, RecursionError):
         return None
     return pairs[0][1] if len(pairs) == 1 and pairs[0][0] == key else None

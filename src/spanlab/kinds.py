@@ -41,24 +41,34 @@ def check_fields(settings: Any, path: str) -> None:
 
     `path`  key of these settings
     """
-    key = next((kinds.key for base in type(settings).__mro__ if (kinds := kinds_of(base)) is not None), None)
+    key = next(
+        (kinds.key for base in type(settings).__mro__ if (kinds := kinds_of(base)) is not None),
+        None,
+    )
     chosen = path if key is None else f"{path}.{key}={getattr(settings, key)}"
     check_keys(settings, lambda name: f"{path}.{name}", chosen)
 
 
 def typed(path: str, value: Any, hint: Any) -> Any:
-    """Return a value of settings as the type that its key declares; ValueError for a value of another type.
+    """Return a value of settings as the type that its key declares; ValueError for a value of
+    another type.
 
-    Keys with values become the dataclass of the hint, a whole number becomes a number or text where these are declared.
+    Keys with values become the dataclass of the hint, a whole number becomes a number or text where
+    these are declared.
     """
     kinds = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
     for kind in kinds:
         if is_dataclass(kind) and value is not None and not isinstance(value, kind):  # type: ignore[arg-type]
             return _section(path, value, kind)
         if get_origin(kind) is list and isinstance(value, list):
-            return [typed(f"{path}[{index}]", item, get_args(kind)[0]) for index, item in enumerate(value)]
+            return [
+                typed(f"{path}[{index}]", item, get_args(kind)[0])
+                for index, item in enumerate(value)
+            ]
         if get_origin(kind) is dict and isinstance(value, Mapping):
-            return {key: typed(f"{path}.{key}", item, get_args(kind)[1]) for key, item in value.items()}
+            return {
+                key: typed(f"{path}.{key}", item, get_args(kind)[1]) for key, item in value.items()
+            }
     if hint is Any:
         return value
     if str in kinds and type(value) in (int, float, bool) and type(value) not in kinds:
@@ -75,7 +85,9 @@ def _section(path: str, values: Any, schema: Any) -> Any:
     for key in values:
         if key not in hints:
             raise ValueError(f"{path}.{key}: no such key; expected {among(key, hints)}")
-    return schema(**{key: typed(f"{path}.{key}", value, hints[key]) for key, value in values.items()})
+    return schema(
+        **{key: typed(f"{path}.{key}", value, hints[key]) for key, value in values.items()}
+    )
 
 
 def shown(value: Any) -> Any:
@@ -95,7 +107,9 @@ def _changed(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, An
     """Yield the keys of a section that have another value than by default: path, value, default."""
     if is_dataclass(value) and type(value) is type(default):
         for key in fields(value):
-            yield from _changed(f"{path}.{key.name}", getattr(value, key.name), getattr(default, key.name))
+            yield from _changed(
+                f"{path}.{key.name}", getattr(value, key.name), getattr(default, key.name)
+            )
     elif value != default:
         yield path, value, default
 
@@ -115,7 +129,8 @@ class Kinds(Registry[K]):
 
     `what`  the section, for errors
     `base`  class that the dataclasses extend; a field of this type takes any of them
-    `key`   the key that chooses, a field of `base`; where its default is null, null chooses `base` itself
+    `key`   the key that chooses, a field of `base`; where its default is null, null chooses `base`
+            itself
     """
 
     def __init__(self, what: str, base: type[K], key: str = "kind") -> None:
@@ -124,7 +139,8 @@ class Kinds(Registry[K]):
         _kinds_of[base] = self
 
     def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Factory], Factory]:
-        """Return a decorator of a class, below `@dataclass`, which gives the class its name as a field."""
+        """Return a decorator of a class, below `@dataclass`, which gives the class its name as a
+        field."""
 
         def add(kind: Any) -> Any:
             where = f"{file_of(kind)}: {kind.__name__}"
@@ -132,9 +148,15 @@ class Kinds(Registry[K]):
                 expected = f"expected a subclass of {self.base.__name__} (docs/extending.md)"
                 raise ValueError(f"{where}: {self._what}={name}: {expected}")
             if "__dataclass_fields__" in vars(kind):
-                raise ValueError(f"{where}: {self._what}={name}: expected @dataclass above @register")
+                raise ValueError(
+                    f"{where}: {self._what}={name}: expected @dataclass above @register"
+                )
             kind.__annotations__ = {self.key: "str"} | inspect.get_annotations(kind)
-            meaning = next(key.metadata["meaning"] for key in fields(cast(Any, self.base)) if key.name == self.key)
+            meaning = next(
+                key.metadata["meaning"]
+                for key in fields(cast(Any, self.base))
+                if key.name == self.key
+            )
             setattr(kind, self.key, field(name, None, meaning))
             return Registry.register(self, name, needs)(kind)
 
@@ -142,7 +164,9 @@ class Kinds(Registry[K]):
 
     def chosen(self, name: str | None) -> Any:
         """Return the dataclass of a name, or `base` for null where that is a choice."""
-        return self.base if name is None and getattr(self.base, self.key) is None else self[str(name)]
+        return (
+            self.base if name is None and getattr(self.base, self.key) is None else self[str(name)]
+        )
 
     def schema(self, name: str) -> Any:
         """Return the dataclass of a name, whose fields are its keys."""
@@ -163,8 +187,9 @@ class Kinds(Registry[K]):
     def of(self, path: str, values: Mapping[str, Any]) -> K:
         """Return the settings of the kind that `values` names.
 
-        A null or a default is dropped where the kind has no such key: entries and earlier run folders have them for
-        keys of other kinds. ValueError for all else that the kind has no key for.
+        A null or a default is dropped where the kind has no such key: entries and earlier run
+        folders have them for keys of other kinds. ValueError for all else that the kind has no key
+        for.
 
         `path`  key of these settings, for errors
         """
@@ -190,20 +215,29 @@ class Kinds(Registry[K]):
         return settings
 
     def _refuse_other(self, path: str, name: str | None, key: str, value: Any) -> None:
-        """Raise ValueError for a value of a key that the kind has not, unless it is the default of one that has it."""
+        """Raise ValueError for a value of a key that the kind has not, unless it is the default of
+        one that has it."""
         classes: dict[str, Any] = {kind: self[kind] for kind in self}
-        items = [(kind, item) for kind in classes for item in fields(classes[kind]) if item.name == key]
+        items = [
+            (kind, item) for kind in classes for item in fields(classes[kind]) if item.name == key
+        ]
         defaults = {kind: default_of(item) for kind, item in items}
         if value in defaults.values():
             return
         unset = None if None in defaults.values() else next(iter(defaults.values()))
         leaf, changed, default = next(_changed(f"{path}.{key}", value, unset))
         expected = f"expected {leaf}={shown(default)}, for it goes with {', '.join(defaults)}"
-        sections: dict[str, Any] = {block: hint for block, hint in self.hints(name).items() if is_dataclass(hint)}
+        sections: dict[str, Any] = {
+            block: hint for block, hint in self.hints(name).items() if is_dataclass(hint)
+        }
         word = leaf.rpartition(".")[2]
-        near = [f"{path}.{block}.{word}" for block, hint in sections.items() if word in _hints_of(hint)]
+        near = [
+            f"{path}.{block}.{word}" for block, hint in sections.items() if word in _hints_of(hint)
+        ]
         meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{leaf}={shown(changed)} with {path}.{self.key}={shown(name)}: {expected}{meant}")
+        raise ValueError(
+            f"{leaf}={shown(changed)} with {path}.{self.key}={shown(name)}: {expected}{meant}"
+        )
 
 
 _kinds_of: dict[type[Any], Kinds[Any]] = {}

@@ -19,7 +19,8 @@ _SAMPLES = 256
 
 @dataclass(slots=True)
 class CacheUsage:
-    """Resident bytes of all caches over time: exact time-weighted means, peaks, and a thinned sample of the curve."""
+    """Resident bytes of all caches over time: exact time-weighted means, peaks, and a thinned
+    sample of the curve."""
 
     stores: Ordered[StoredBytes]
     _last: int = 0
@@ -30,10 +31,13 @@ class CacheUsage:
     _samples: list[tuple[int, int, int]] = field(default_factory=list)
     _every: int = 1
     _count: int = 0
-    _ahead: list[deque[tuple[int, int, int]]] = field(default_factory=list)  # of several stores: contents until a time
+    _ahead: list[deque[tuple[int, int, int]]] = field(
+        default_factory=list
+    )  # of several stores: contents until a time
 
     def advance(self, number: int, now: int) -> None:
-        """Account for the time of one store since its last call; its contents have not changed in between.
+        """Account for the time of one store since its last call; its contents have not changed in
+        between.
 
         A store may be ahead of the others, where equal steps pass as one.
         """
@@ -47,7 +51,10 @@ class CacheUsage:
         self._ahead[number].append((now, store.kv_cached, store.state_cached))
         while all(self._ahead):
             until = min([contents[0][0] for contents in self._ahead])
-            self._add(until, *(sum([contents[0][column] for contents in self._ahead]) for column in (1, 2)))
+            self._add(
+                until,
+                *(sum([contents[0][column] for contents in self._ahead]) for column in (1, 2)),
+            )
             for contents in self._ahead:
                 if contents[0][0] == until:
                     contents.popleft()
@@ -71,7 +78,13 @@ class CacheUsage:
                 self._samples, self._every = self._samples[1::2], self._every * 2
 
     def row(
-        self, seed: int, rate_rps: float | None, requests: int, preemptions: int, busy_ns: int, steps: int
+        self,
+        seed: int,
+        rate_rps: float | None,
+        requests: int,
+        preemptions: int,
+        busy_ns: int,
+        steps: int,
     ) -> RunRow:
         """The finished run as one row."""
         makespan = max(self._last, 1)
@@ -97,13 +110,15 @@ class CacheUsage:
 
 @dataclass(slots=True)
 class SeenPrefixes:
-    """Finds the longest prefix that each request shares with those before it, in order of arrival."""
+    """Finds the longest prefix that each request shares with those before it, in order of
+    arrival."""
 
     _arrived: PrefixTree = field(default_factory=PrefixTree)
     _roots: dict[str, Node] = field(default_factory=dict)
 
     def arrived(self, request: Request) -> int:
-        """Return the length of a request's longest seen prefix; later ones may share its known answer too."""
+        """Return the length of a request's longest seen prefix; later ones may share its known
+        answer too."""
         salt, tree, tokens = request.cache_salt, self._arrived, request.string
         root = self._roots.get(salt)
         if root is None:
@@ -124,7 +139,8 @@ class SeenPrefixes:
 
 
 def seen_tokens(requests: Ordered[Request]) -> dict[int, int]:
-    """Return the longest seen prefix of each request by its id, where they arrive in this order in every run."""
+    """Return the longest seen prefix of each request by its id, where they arrive in this order in
+    every run."""
     prefixes = SeenPrefixes()
     seen = {request.id: prefixes.arrived(request) for request in requests}
     prefixes.take_apart()
@@ -133,17 +149,20 @@ def seen_tokens(requests: Ordered[Request]) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Recorder:
-    """Makes the records of one run; it is told of every request, of all replicas, in order of arrival.
+    """Makes the records of one run; it is told of every request, of all replicas, in order of
+    arrival.
 
-    `seen`  the longest seen prefix of every request, where the order of arrival does not depend on the run; None: found
-            as requests arrive
+    `seen`  the longest seen prefix of every request, where the order of arrival does not depend on
+            the run; None: found as requests arrive
     """
 
     seed: int = 0
     rate_rps: float | None = None
     seen: Mapping[int, int] | None = None
     _prefixes: SeenPrefixes = field(default_factory=SeenPrefixes)
-    _unrecorded: dict[int, int] = field(default_factory=dict)  # by id of a request without a record yet
+    _unrecorded: dict[int, int] = field(
+        default_factory=dict
+    )  # by id of a request without a record yet
 
     def arrived(self, request: Request) -> None:
         """Note the arrival of a request, as it is served."""
@@ -156,7 +175,11 @@ class Recorder:
         assert plan is not None, "a finished request was planned"
         rules, state_bytes = policy.rules, policy.store.state_bytes
         loads = rules.needs_states and plan.resume > 0
-        loaded = state_bytes * loads if rules.maps is None else sum([state.num_bytes for state in plan.states])
+        loaded = (
+            state_bytes * loads
+            if rules.maps is None
+            else sum([state.num_bytes for state in plan.states])
+        )
         maps = sequence.captured_maps
         number, losses = sequence.request.id, plan.losses
         seen = self._unrecorded.pop(number) if self.seen is None else self.seen[number]
@@ -198,7 +221,9 @@ class Recorder:
         )
 
 
-def as_round(sequence: ScheduledSequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
+def as_round(
+    sequence: ScheduledSequence, policy: Policy, number: int
+) -> dict[str, int | list[int]]:
     """One request of a group: its match, and the checkpoints on its path after it finished."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"

@@ -19,22 +19,43 @@ LONGEST = 60  # characters of a value in an error
 OPTIONAL: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(
         (
-            *("num_nextn_predict_layers", "num_kv_shared_layers", "hidden_size_per_layer_input", "moe_latent_size"),
-            *("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "moe_layer_end_index"),
+            *(
+                "num_nextn_predict_layers",
+                "num_kv_shared_layers",
+                "hidden_size_per_layer_input",
+                "moe_latent_size",
+            ),
+            *(
+                "first_k_dense_replace",
+                "num_dense_layers",
+                "moe_layer_start_index",
+                "moe_layer_end_index",
+            ),
             *("index_topk_freq", "index_skip_topk_offset", "mamba_d_ssm"),
         ),
         ((int,), "a whole number"),
     ),
     **dict.fromkeys(
         (
-            *("mlp_only_layers", "moe_layers", "no_rope_layers", "attn_layer_indices", "full_attn_idxs"),
+            *(
+                "mlp_only_layers",
+                "moe_layers",
+                "no_rope_layers",
+                "attn_layer_indices",
+                "full_attn_idxs",
+            ),
             *("compress_ratios", "mtp_layer_types"),
         ),
         ((list,), "a list"),
     ),
     **dict.fromkeys(
         (
-            *("linear_attn_config", "sparse_attention_config", "attention_other_setting", "per_layer_config"),
+            *(
+                "linear_attn_config",
+                "sparse_attention_config",
+                "attention_other_setting",
+                "per_layer_config",
+            ),
             "quantization_config",
         ),
         ((dict,), "keys with values"),
@@ -42,14 +63,21 @@ OPTIONAL: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(
         (
             *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp", "use_sliding_window"),
-            *("use_shared_attention_adapter", "block_auto_adjust_ff_dim", "use_head_wise_attn_gate"),
+            *(
+                "use_shared_attention_adapter",
+                "block_auto_adjust_ff_dim",
+                "use_head_wise_attn_gate",
+            ),
         ),
         ((bool,), "true or false"),
     ),
-    **dict.fromkeys(("model_type", "moe_layers_enum", "hybrid_override_pattern"), ((str,), "a string")),
+    **dict.fromkeys(
+        ("model_type", "moe_layers_enum", "hybrid_override_pattern"), ((str,), "a string")
+    ),
     "block_ffn_dim_multiplier": ((int, float), "a number"),
 }
-#: Keys that a config.json of a multimodal model may have at the top level instead of in `text_config`.
+#: Keys that a config.json of a multimodal model may have at the top level instead of in
+#: `text_config`.
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 
 
@@ -78,7 +106,9 @@ class ModelConfig:
             config = ModelConfig(source, name, config._keys_in(nested))
         for key, (types, words) in OPTIONAL.items():
             value = config.keys.get(key)
-            if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+            if value is not None and (
+                not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+            ):
                 raise config.error(key, words)
         return config
 
@@ -90,7 +120,11 @@ class ModelConfig:
         text = self.keys[nested]
         if not isinstance(text, dict):
             raise self.error(nested, "the keys of the text model")
-        top_level = {key: self.keys[key] for key in ("model_type", *_SHARED) if self.keys.get(key) is not None}
+        top_level = {
+            key: self.keys[key]
+            for key in ("model_type", *_SHARED)
+            if self.keys.get(key) is not None
+        }
         for key in _SHARED:
             if key in top_level and text.get(key, top_level[key]) != top_level[key]:
                 raise self.error(key, f"{_shown(text[key])}, as in {nested}")
@@ -99,7 +133,9 @@ class ModelConfig:
     def error(self, key: str, expected: str) -> ValueError:
         """The error for a key that is missing, or for an unsupported value."""
         if key in self.keys:
-            return ValueError(f"{self.source}: {self.within}{key}={_shown(self.keys[key])}: expected {expected}")
+            return ValueError(
+                f"{self.source}: {self.within}{key}={_shown(self.keys[key])}: expected {expected}"
+            )
         return ValueError(f"{self.source}: {self.within}{key} is missing: expected {expected}")
 
     def get(self, key: str) -> Any:
@@ -115,11 +151,14 @@ class ModelConfig:
 
     def any_integer(self, *keys: str) -> int:
         """The value of the first of these names of a required key that the file has."""
-        given = [key for key in keys if self.keys.get(key) is not None] or [key for key in keys if key in self.keys]
+        given = [key for key in keys if self.keys.get(key) is not None] or [
+            key for key in keys if key in self.keys
+        ]
         return self.integer(given[0] if given else " or ".join(keys))
 
     def listed(self, key: str, length: int, kinds: Mapping[Any, str]) -> list[str] | None:
-        """The values of a list, one per layer, by the names in `kinds`; None if the key is missing or null.
+        """The values of a list, one per layer, by the names in `kinds`; None if the key is missing
+        or null.
 
         A list may go on with the layers of multi-token prediction, which are left out.
         """
@@ -129,7 +168,9 @@ class ModelConfig:
         predicting = self.keys.get("num_nextn_predict_layers") or 0
         if not isinstance(values, list) or len(values) not in (length, length + predicting):
             count = f" of {len(values)}" if isinstance(values, list) else f"={_shown(values)}"
-            raise ValueError(f"{self.source}: {key}{count}: expected a list of num_hidden_layers={length} values")
+            raise ValueError(
+                f"{self.source}: {key}{count}: expected a list of num_hidden_layers={length} values"
+            )
         for value in values[:length]:
             if not isinstance(value, (str, int)) or value not in kinds:
                 expected = " or ".join(str(kind) for kind in kinds)
@@ -201,7 +242,9 @@ def every_nth(default: int, *keys: str, others: str = WINDOW) -> Pattern:
     def kinds(config: ModelConfig, layers: int) -> list[str]:
         letters = next((config.get(key) for key in keys if isinstance(config.get(key), str)), "")
         if letters and {*letters} <= {"L", "G"}:  # EXAONE 4: local and global
-            return [FULL if letters[layer % len(letters)] == "G" else others for layer in range(layers)]
+            return [
+                FULL if letters[layer % len(letters)] == "G" else others for layer in range(layers)
+            ]
         step = next((config.integer(key) for key in keys if config.get(key) is not None), default)
         return [FULL if (layer + 1) % step == 0 else others for layer in range(layers)]
 
@@ -219,9 +262,13 @@ def all_indexed(config: ModelConfig, layers: int) -> list[str]:
 def windows(config: ModelConfig, layers: int) -> list[str]:
     """All layers have the window that the file sets, unless it is as long as the context."""
     if "sliding_window" not in config.keys and config.get("model_type") in ("mistral", "ministral"):
-        raise config.error("sliding_window", "a number or null; transformers takes 4096 for a missing one")
+        raise config.error(
+            "sliding_window", "a number or null; transformers takes 4096 for a missing one"
+        )
     window, positions = config.get("sliding_window"), config.get("max_position_embeddings")
-    covered = window is None or (positions is not None and config.integer("sliding_window") >= positions)
+    covered = window is None or (
+        positions is not None and config.integer("sliding_window") >= positions
+    )
     return [FULL if covered else WINDOW] * layers
 
 
@@ -257,7 +304,10 @@ def numbered(key: str) -> Pattern:
 
 def periodic(config: ModelConfig, layers: int) -> list[str]:
     """One layer of each period is full, others recurrent (Jamba)."""
-    period, offset = config.integer("attn_layer_period"), config.integer("attn_layer_offset", least=0)
+    period, offset = (
+        config.integer("attn_layer_period"),
+        config.integer("attn_layer_offset", least=0),
+    )
     return [FULL if layer % period == offset else RECURRENT for layer in range(layers)]
 
 
@@ -274,7 +324,9 @@ def lettered(config: ModelConfig, layers: int) -> list[str]:
     config.check_value("sliding_window", [None], "null, for windows beside states are not modelled")
     letters = config.get("hybrid_override_pattern")
     if not isinstance(letters, str) or not letters or not {*letters} <= LETTERS.keys():
-        raise config.error("hybrid_override_pattern", f"a string of {', '.join(LETTERS)}, or layers_block_type")
+        raise config.error(
+            "hybrid_override_pattern", f"a string of {', '.join(LETTERS)}, or layers_block_type"
+        )
     return [LETTERS[letter] for letter in letters]
 
 
@@ -287,8 +339,12 @@ def marked_windows(config: ModelConfig, layers: int) -> list[str]:
 
 
 def behind_dense(config: ModelConfig, layers: int) -> list[str]:
-    """Every `sliding_window_pattern`-th layer is full, counted from 1 again behind the dense ones (Cohere2-MoE)."""
-    dense, step = config.get("first_k_dense_replace") or 0, config.integer_or("sliding_window_pattern", 4)
+    """Every `sliding_window_pattern`-th layer is full, counted from 1 again behind the dense ones
+    (Cohere2-MoE)."""
+    dense, step = (
+        config.get("first_k_dense_replace") or 0,
+        config.integer_or("sliding_window_pattern", 4),
+    )
     first = config.integer_or("prefix_dense_sliding_window_pattern", 1)
     kinds = [FULL if (layer + 1) % first == 0 else WINDOW for layer in range(dense)]
     return kinds + [FULL if (layer + 1) % step == 0 else WINDOW for layer in range(layers - dense)]
@@ -299,7 +355,9 @@ def kimi(config: ModelConfig, layers: int) -> list[str]:
     listed = config.get("linear_attn_config")
     if not isinstance(listed, dict) or "full_attn_layers" not in listed:
         raise config.error("layer_types", "a list, or linear_attn_config with full_attn_layers")
-    return [FULL if layer + 1 in listed["full_attn_layers"] else RECURRENT for layer in range(layers)]
+    return [
+        FULL if layer + 1 in listed["full_attn_layers"] else RECURRENT for layer in range(layers)
+    ]
 
 
 def chunks(config: ModelConfig, layers: int) -> list[str]:
@@ -314,11 +372,18 @@ _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
 def compressed(config: ModelConfig, layers: int) -> list[str]:
-    """The layers by the tokens of an entry that `compress_ratios` lists, also of layers that draft."""
+    """The layers by the tokens of an entry that `compress_ratios` lists, also of layers that
+    draft."""
     config.check_value("compress_rates", [None, _RATES], f"{_RATES}, as in vLLM")
     listed, kinds = config.get("compress_ratios"), {0: WINDOW, 1: WINDOW, 4: COMPRESSED, 128: HEAVY}
-    if not isinstance(listed, list) or len(listed) < layers or any(tokens not in kinds for tokens in listed):
-        raise config.error("compress_ratios", f"a list of 0, 1, 4 and 128, for num_hidden_layers={layers} or more")
+    if (
+        not isinstance(listed, list)
+        or len(listed) < layers
+        or any(tokens not in kinds for tokens in listed)
+    ):
+        raise config.error(
+            "compress_ratios", f"a list of 0, 1, 4 and 128, for num_hidden_layers={layers} or more"
+        )
     return [kinds[tokens] for tokens in listed[:layers]]
 
 

@@ -1,11 +1,22 @@
-"""Sizes that families of models give in keys of their own: of heads, streams, adapters, recurrent and packed layers."""
+"""Sizes that families of models give in keys of their own: of heads, streams, adapters, recurrent
+and packed layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spanlab.model_config import BOTH, COMPRESSED, FULL, HEAVY, ITEMSIZES, MLP, MOE, WINDOW, ModelConfig
+from spanlab.model_config import (
+    BOTH,
+    COMPRESSED,
+    FULL,
+    HEAVY,
+    ITEMSIZES,
+    MLP,
+    MOE,
+    WINDOW,
+    ModelConfig,
+)
 from spanlab.model_spec import PackedEntries
 from spanlab.registry import among
 
@@ -56,18 +67,23 @@ def heads_of(config: ModelConfig, own_head_dim: bool) -> Heads:
     else:
         hidden = config.integer("hidden_size")
         if hidden % heads and config.get("head_dim") is None:
-            raise config.error("hidden_size", f"a multiple of num_attention_heads={heads}, or head_dim")
+            raise config.error(
+                "hidden_size", f"a multiple of num_attention_heads={heads}, or head_dim"
+            )
         width = config.integer_or("head_dim", hidden // heads)
     return Heads(heads, stored, width, width)
 
 
 def mimo_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
-    heads, stored, width = (config.integer(key) for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    heads, stored, width = (
+        config.integer(key) for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
     return Heads(heads, stored, width, config.integer_or("v_head_dim", width))
 
 
 def mimo_window_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
-    """A window has heads of its own; in files of transformers, twice as many of keys as other layers."""
+    """A window has heads of its own; in files of transformers, twice as many of keys as other
+    layers."""
     full = mimo_heads(config, own_head_dim)
     return Heads(
         config.integer_or("swa_num_attention_heads", full.queries),
@@ -78,7 +94,10 @@ def mimo_window_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
 
 
 def step_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
-    stored, width = config.any_integer("num_attention_groups", "num_key_value_heads"), config.integer("head_dim")
+    stored, width = (
+        config.any_integer("num_attention_groups", "num_key_value_heads"),
+        config.integer("head_dim"),
+    )
     return Heads(config.integer("num_attention_heads"), stored, width, width)
 
 
@@ -96,15 +115,21 @@ def double_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
     heads, width = config.integer("num_attention_heads"), 2 * config.integer("hidden_size")
     if width % heads:
         raise config.error("num_attention_heads", f"a divisor of 2 · hidden_size={width}")
-    return Heads(heads, config.integer_or("num_key_value_heads", heads), width // heads, width // heads)
+    return Heads(
+        heads, config.integer_or("num_key_value_heads", heads), width // heads, width // heads
+    )
 
 
 def listed_drafts(config: ModelConfig) -> bool:
-    """Whether the layers of Step-3.5 that draft, behind the others in `layer_types`, have a window."""
+    """Whether the layers of Step-3.5 that draft, behind the others in `layer_types`, have a
+    window."""
     layers, listed = config.integer("num_hidden_layers"), config.get("mtp_layer_types") or []
     drafting = {str(kind) for kind in (config.get("layer_types") or [])[layers:] or listed}
     if len(drafting) > 1:
-        raise config.error("mtp_layer_types", "one kind, for the groups of layers of several kinds are not modelled")
+        raise config.error(
+            "mtp_layer_types",
+            "one kind, for the groups of layers of several kinds are not modelled",
+        )
     return drafting == {"sliding_attention"}
 
 
@@ -112,25 +137,37 @@ def listed_drafts(config: ModelConfig) -> bool:
 
 
 def _readers_of(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
-    """Layers that read the keys and values of the last layer before them of their kind (Gemma 3n, small Gemma 4).
+    """Layers that read the keys and values of the last layer before them of their kind (Gemma 3n,
+    small Gemma 4).
 
     They project queries and outputs alone. Every layer also reads a row of a table of its own.
     """
     layers, hidden = len(kinds), config.integer("hidden_size")
-    readers, width = config.get("num_kv_shared_layers") or 0, config.get("hidden_size_per_layer_input") or 0
+    readers, width = (
+        config.get("num_kv_shared_layers") or 0,
+        config.get("hidden_size_per_layer_input") or 0,
+    )
     sizes: dict[str, Any] = {}
     if width:
         rows = config.integer("vocab_size_per_layer_input")
-        sizes = {"table_parameters": rows * layers * width, "other_parameters": 3 * layers * hidden * width}
+        sizes = {
+            "table_parameters": rows * layers * width,
+            "other_parameters": 3 * layers * hidden * width,
+        }
     if not readers:
         return sizes
-    if config.integer("num_kv_shared_layers") >= layers or not {*kinds[-readers:]} <= {*kinds[:-readers]}:
-        raise config.error("num_kv_shared_layers", "fewer, so that a layer of each kind before them stores")
+    if config.integer("num_kv_shared_layers") >= layers or not {*kinds[-readers:]} <= {
+        *kinds[:-readers]
+    }:
+        raise config.error(
+            "num_kv_shared_layers", "fewer, so that a layer of each kind before them stores"
+        )
     return sizes | {"readers": kinds[-readers:].count(FULL)}
 
 
 def alternating_streams(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
-    """Gemma 3n has four streams, which are predicted, corrected and added, and low ranks beside attention."""
+    """Gemma 3n has four streams, which are predicted, corrected and added, and low ranks beside
+    attention."""
     config.integer("num_kv_shared_layers", least=0)
     config.integer("hidden_size_per_layer_input")
     sizes, hidden = _readers_of(config, kinds), config.integer("hidden_size")
@@ -156,7 +193,9 @@ def lone_blocks(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
     if not blocks:
         raise config.error("hybrid_override_pattern", "a layer of - or E")
     narrower = config.get("moe_latent_size")
-    return {"mlp_layers": blocks} | ({"expert_hidden_size": config.integer("moe_latent_size")} if narrower else {})
+    return {"mlp_layers": blocks} | (
+        {"expert_hidden_size": config.integer("moe_latent_size")} if narrower else {}
+    )
 
 
 def parallel_mixers(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
@@ -165,7 +204,8 @@ def parallel_mixers(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
 
 
 def blocks_in_common(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
-    """Layers of Zamba2 with attention take turns with the weights of a few blocks, each with adapters of its own."""
+    """Layers of Zamba2 with attention take turns with the weights of a few blocks, each with
+    adapters of its own."""
     hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
     layers, blocks = kinds.count(BOTH), min(config.integer("num_mem_blocks"), kinds.count(BOTH))
     attention, rank = double_heads(config, False), config.integer("adapter_rank")
@@ -188,7 +228,10 @@ def adjusted_width(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
     width = config.any_integer("intermediate_size", "block_ff_dim")
     if config.get("block_auto_adjust_ff_dim") in (None, True):
         width = int(2 * width / 3)
-        factor, multiple = config.get("block_ffn_dim_multiplier"), config.integer("block_multiple_of")
+        factor, multiple = (
+            config.get("block_ffn_dim_multiplier"),
+            config.integer("block_multiple_of"),
+        )
         width = int(width if factor is None else factor * width)
         width = -(-width // multiple) * multiple
     return {"intermediate_size": width}
@@ -211,12 +254,18 @@ def gated_heads(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------
 
 SCAN_CHUNK = 64
-"""Scan chunk, in tokens, of transformers and of flash-linear-attention; states are stored at multiples of it."""
+"""Scan chunk, in tokens, of transformers and of flash-linear-attention; states are stored at
+multiples of it."""
 
 
 def recurrent_sizes(config: ModelConfig, recurrence: str, layers: int) -> dict[str, Any]:
-    """Sizes of `layers` recurrent layers of a kind; ValueError for a missing or unsupported value."""
-    sizes = {"recurrent_layers": layers, "recurrence": recurrence, "conv_itemsize": config.itemsize()}
+    """Sizes of `layers` recurrent layers of a kind; ValueError for a missing or unsupported
+    value."""
+    sizes = {
+        "recurrent_layers": layers,
+        "recurrence": recurrence,
+        "conv_itemsize": config.itemsize(),
+    }
     return sizes | _READERS[recurrence](config)
 
 
@@ -247,7 +296,9 @@ def _kimi_delta_sizes(config: ModelConfig) -> dict[str, Any]:
         )
     )
     hidden, channels = config.integer("hidden_size"), heads * width
-    gates = 2 * (hidden * width + width * channels) + hidden * heads  # of decay, of the output, and the write strength
+    gates = (
+        2 * (hidden * width + width * channels) + hidden * heads
+    )  # of decay, of the output, and the write strength
     return {
         "recurrent_key_heads": heads,
         "recurrent_value_heads": heads,
@@ -261,7 +312,8 @@ def _kimi_delta_sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def _mamba_2_sizes(config: ModelConfig) -> dict[str, Any]:
-    """Mamba-2: groups of heads share what they write and read, as heads of keys; its state is as in vLLM."""
+    """Mamba-2: groups of heads share what they write and read, as heads of keys; its state is as in
+    vLLM."""
     hidden = config.integer("hidden_size")
     heads = config.any_integer("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
     groups = config.any_integer("mamba_n_groups", "n_groups", "mamba_ngroups")
@@ -276,7 +328,9 @@ def _mamba_2_sizes(config: ModelConfig) -> dict[str, Any]:
         "recurrent_value_dim": width,
         "conv_kernel": kernel,
         "exports_states": True,
-        "recurrent_parameters": hidden * (inner + channels + heads) + inner * hidden + channels * kernel,
+        "recurrent_parameters": hidden * (inner + channels + heads)
+        + inner * hidden
+        + channels * kernel,
         "state_itemsize": config.itemsize(),
         "grid": 1,  # vLLM ends a scan where a state is stored
     }
@@ -288,18 +342,33 @@ def _mamba_width(config: ModelConfig, hidden: int, heads: int) -> int:
     given = next((key for key in names if config.get(key) not in (None, "auto")), None)
     if given is not None:
         return config.integer(given)
-    inner = config.integer("mamba_d_ssm") if config.get("mamba_d_ssm") else config.integer("mamba_expand") * hidden
+    inner = (
+        config.integer("mamba_d_ssm")
+        if config.get("mamba_d_ssm")
+        else config.integer("mamba_expand") * hidden
+    )
     if inner % heads:
-        raise config.error("mamba_d_head", f"a whole number, for {heads} heads do not divide {inner} channels")
+        raise config.error(
+            "mamba_d_head", f"a whole number, for {heads} heads do not divide {inner} channels"
+        )
     return inner // heads
 
 
 def _mamba_1_sizes(config: ModelConfig) -> dict[str, Any]:
-    """Mamba-1: every channel has a state of its own, and alone passes the convolution; its state is as in vLLM."""
-    hidden, numbers, kernel = (config.integer(key) for key in ("hidden_size", "mamba_d_state", "mamba_d_conv"))
+    """Mamba-1: every channel has a state of its own, and alone passes the convolution; its state is
+    as in vLLM."""
+    hidden, numbers, kernel = (
+        config.integer(key) for key in ("hidden_size", "mamba_d_state", "mamba_d_conv")
+    )
     inner = config.integer("mamba_expand") * hidden
-    rank = -(-hidden // 16) if config.get("mamba_dt_rank") in (None, "auto") else config.integer("mamba_dt_rank")
-    chosen = inner * (rank + 2 * numbers) + rank * inner  # what is written and read, and the step size
+    rank = (
+        -(-hidden // 16)
+        if config.get("mamba_dt_rank") in (None, "auto")
+        else config.integer("mamba_dt_rank")
+    )
+    chosen = (
+        inner * (rank + 2 * numbers) + rank * inner
+    )  # what is written and read, and the step size
     return {
         "recurrent_key_heads": 1,
         "recurrent_value_heads": 1,
@@ -338,42 +407,73 @@ _READERS: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
 # Entries of layers that pack several tokens into one, in blocks of their own (DeepSeek-V4).
 # ------------------------------------------------------------------------------
 
-#: Tokens of an entry by kind of a layer of DeepSeek-V4, and tokens of a block of its compressor's states, in vLLM.
+#: Tokens of an entry by kind of a layer of DeepSeek-V4, and tokens of a block of its compressor's
+#: states, in vLLM.
 COMPRESSION = {WINDOW: (0, 0), COMPRESSED: (4, 4), HEAVY: (128, 8)}
 PACKED_BLOCK, PACKED_WINDOW = 256, 64  # tokens of a block of entries, and of latents of a window
-#: Bytes beside the numbers of one byte in an entry of vLLM's fp8_ds_mla: rotated numbers take two, and scales eight.
+#: Bytes beside the numbers of one byte in an entry of vLLM's fp8_ds_mla: rotated numbers take two,
+#: and scales eight.
 PACKED_SCALES, PACKED_ALIGNMENT = 8, 576
 
 
 def packed_projections(config: ModelConfig) -> int:
-    """Parameters of a layer beside its entries: queries, latents, outputs in groups, and hyper-connections."""
-    hidden, rank, width = (config.integer(key) for key in ("hidden_size", "q_lora_rank", "head_dim"))
-    heads, groups, out = (config.integer(key) for key in ("num_attention_heads", "o_groups", "o_lora_rank"))
+    """Parameters of a layer beside its entries: queries, latents, outputs in groups, and
+    hyper-connections."""
+    hidden, rank, width = (
+        config.integer(key) for key in ("hidden_size", "q_lora_rank", "head_dim")
+    )
+    heads, groups, out = (
+        config.integer(key) for key in ("num_attention_heads", "o_groups", "o_lora_rank")
+    )
     streams = config.integer("hc_mult")
     mixed = 2 * (2 + streams) * streams * streams * hidden
-    return hidden * rank + rank * heads * width + hidden * width + heads * width * out + groups * out * hidden + mixed
+    return (
+        hidden * rank
+        + rank * heads * width
+        + hidden * width
+        + heads * width * out
+        + groups * out * hidden
+        + mixed
+    )
 
 
 def packed_tables(config: ModelConfig, kinds: list[str]) -> list[PackedEntries]:
     """The tables of entries in the order of vLLM's groups: of the first layer that has each."""
-    width, heads, span = (config.integer(key) for key in ("head_dim", "num_attention_heads", "sliding_window"))
+    width, heads, span = (
+        config.integer(key) for key in ("head_dim", "num_attention_heads", "sliding_window")
+    )
     latent = width + _rotated(config, width) + PACKED_SCALES
     aligned: dict[str, Any] = {"alignment": PACKED_ALIGNMENT}
     read: dict[str, Any] = {"entry_bytes": latent, "pair_size": 2 * heads * width, **aligned}
-    tables = {"window": PackedEntries(layers=len(kinds), span=span, block_size=PACKED_WINDOW, drafts=True, **read)}
+    tables = {
+        "window": PackedEntries(
+            layers=len(kinds), span=span, block_size=PACKED_WINDOW, drafts=True, **read
+        )
+    }
     order = []
     for kind in dict.fromkeys(kinds):
         layers, (tokens, block) = kinds.count(kind), COMPRESSION[kind]
         if not tokens:
             order += ["window"]
             continue
-        overlap = 2 if kind == COMPRESSED else 1  # entries of 4 tokens also have those of the 4 before
-        state: dict[str, Any] = {"layers": layers, "span": overlap * tokens, "block_size": block, **aligned}
+        overlap = (
+            2 if kind == COMPRESSED else 1
+        )  # entries of 4 tokens also have those of the 4 before
+        state: dict[str, Any] = {
+            "layers": layers,
+            "span": overlap * tokens,
+            "block_size": block,
+            **aligned,
+        }
         entries: dict[str, Any] = {"layers": layers, "tokens": tokens, "block_size": PACKED_BLOCK}
         made = {"states": PackedEntries(**state, **_compressor(config, overlap, width))}
         if kind == COMPRESSED:
             made |= {"index": _index_entries(config, entries | aligned)}
-            made |= {"index states": PackedEntries(**state, **_compressor(config, overlap, _index_width(config)))}
+            made |= {
+                "index states": PackedEntries(
+                    **state, **_compressor(config, overlap, _index_width(config))
+                )
+            }
         made["entries"] = PackedEntries(
             **entries, **read, chosen=config.integer("index_topk") if kind == COMPRESSED else 0
         )
@@ -396,7 +496,8 @@ def _rotated(config: ModelConfig, width: int) -> int:
 
 
 def _compressor(config: ModelConfig, overlap: int, width: int) -> dict[str, Any]:
-    """Bytes per token of a compressor's states, numbers and weights of four bytes, and its parameters."""
+    """Bytes per token of a compressor's states, numbers and weights of four bytes, and its
+    parameters."""
     numbers = 2 * overlap * width
     return {"entry_bytes": 4 * numbers, "parameters": config.integer("hidden_size") * numbers}
 
@@ -412,5 +513,6 @@ def _index_entries(config: ModelConfig, sizes: dict[str, Any]) -> PackedEntries:
         **sizes,
         entry_bytes=width + width // 128 * 4,
         pair_size=heads * width,
-        parameters=config.integer("q_lora_rank") * heads * width + config.integer("hidden_size") * heads,
+        parameters=config.integer("q_lora_rank") * heads * width
+        + config.integer("hidden_size") * heads,
     )

@@ -31,7 +31,8 @@ from spanlab.registry import one_of
 
 
 def look_for_network() -> None:
-    """Set the hub's client to its cache only if the hub's host does not resolve; call before importing the client."""
+    """Set the hub's client to its cache only if the hub's host does not resolve; call before
+    importing the client."""
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     if "https" in getproxies():  # the proxy resolves the address
         return
@@ -58,11 +59,14 @@ def choices() -> list[str]:
 
 def names_file(name: str) -> bool:
     """Whether `name` denotes a file, a folder or a repository of the hub, existing or not."""
-    return "/" in name or name.startswith((".", "~")) or name.endswith(".json") or Path(name).exists()
+    return (
+        "/" in name or name.startswith((".", "~")) or name.endswith(".json") or Path(name).exists()
+    )
 
 
 def find_spec(name: str) -> ModelSpec:
-    """The sizes of a model; ValueError if it is not found or its config.json does not define them."""
+    """The sizes of a model; ValueError if it is not found or its config.json does not define
+    them."""
     return spec_of(find_config(name))
 
 
@@ -153,7 +157,11 @@ class PackagedModel:
 
     def weights(self) -> Path:
         """The installed file; ValueError if it is missing or has another checksum."""
-        path = Path(str(distribution(self.distribution).locate_file(self.file))) if self.is_installed else None
+        path = (
+            Path(str(distribution(self.distribution).locate_file(self.file)))
+            if self.is_installed
+            else None
+        )
         if path is None or not path.is_file():
             raise ValueError(
                 f"{self.name}: the package {self.distribution} {self.version} is not installed; expected the "
@@ -194,14 +202,17 @@ EMBEDDER = PackagedModel(
 
 
 def _no_converter(file: Path, folder: Path) -> None:
-    raise ValueError(f"{file}: no converter is set; expected `use_converter` before a packaged model is read")
+    raise ValueError(
+        f"{file}: no converter is set; expected `use_converter` before a packaged model is read"
+    )
 
 
 _converter: Callable[[Path, Path], None] = _no_converter
 
 
 def use_converter(convert: Callable[[Path, Path], None]) -> None:
-    """Set the function that writes model and tokenizer of a GGUF file to a folder; this file is free of torch."""
+    """Set the function that writes model and tokenizer of a GGUF file to a folder; this file is
+    free of torch."""
     global _converter
     _converter = convert
 
@@ -218,7 +229,8 @@ def is_ready(model: PackagedModel) -> bool:
 
 
 def packaged_folder(model: PackagedModel) -> Path:
-    """The model as a Hugging Face folder with its tokenizer, in the user's cache, converted at first use.
+    """The model as a Hugging Face folder with its tokenizer, in the user's cache, converted at
+    first use.
 
     The folder appears complete or not at all, also if two processes convert it at once. ValueError
     if the package is missing or has another file.

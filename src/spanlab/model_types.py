@@ -1,8 +1,9 @@
-"""Sizes of a model from its config.json, type by type; bytes and FLOPs follow from them (`spanlab.model_spec`).
+"""Sizes of a model from its config.json, type by type; bytes and FLOPs follow from them
+(`spanlab.model_spec`).
 
-The keys and their defaults are those of transformers' configuration classes. A default that is a number of one model
-and not a rule, such as 32 heads, is not used: the key is required. Vision towers and layers that predict more than one
-token are not counted.
+The keys and their defaults are those of transformers' configuration classes. A default that is a
+number of one model and not a rule, such as 32 heads, is not used: the key is required. Vision
+towers and layers that predict more than one token are not counted.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ from spanlab.registry import among
 # ------------------------------------------------------------------------------
 
 LATENT_BLOCK, STATED_LATENT_BLOCK = 64, 128
-"""Tokens of a block of latents in vLLM's FlashMLA and FlashInfer, and beside states; CUTLASS MLA takes 128."""
-#: Bytes of a weight of an expert, and of another weight, by the method in `quantization_config`; None: by dtype. Scales
-#: of fp8, four bytes for 128 x 128 weights, are left out; those of mxfp4 are one byte for 32 weights.
+"""Tokens of a block of latents in vLLM's FlashMLA and FlashInfer, and beside states; CUTLASS MLA
+takes 128."""
+#: Bytes of a weight of an expert, and of another weight, by the method in `quantization_config`;
+#: None: by dtype. Scales of fp8, four bytes for 128 x 128 weights, are left out; those of mxfp4 are
+#: one byte for 32 weights.
 QUANTISED: dict[str, tuple[float, int | None]] = {"fp8": (1, 1), "mxfp4": (0.5 + 1 / 32, None)}
 
 
@@ -86,24 +89,29 @@ class ModelType:
     `kinds`          kinds of layers that it may have
     `pattern`        kinds of the layers of a file without `layer_types`
     `gated`          a gate on the output of attention
-    `own_head_dim`   head_dim is required; otherwise it defaults to hidden_size / num_attention_heads
+    `own_head_dim`   head_dim is required; otherwise it defaults to hidden_size /
+                     num_attention_heads
     `latent`         keys and values of all heads are one latent (MLA)
     `heads`          sizes of the heads of layers that read all tokens, and of those with a window
-    `beyond`         tokens that a window has beyond `sliding_window`, as in vLLM: the token itself, in Cohere's
+    `beyond`         tokens that a window has beyond `sliding_window`, as in vLLM: the token itself,
+                     in Cohere's
     `window_drafts`  whether layers of multi-token prediction have a window, as in vLLM
     `recurrence`     kind of its recurrent layers, whose sizes have keys of their own
     `state_key`      key of the type of their states, float32 if it is missing; "": the model's type
-    `attends_first`  attention is made before recurrent layers, whatever the first layer is, as in vLLM
+    `attends_first`  attention is made before recurrent layers, whatever the first layer is, as in
+                     vLLM
     `tied`           a file that does not say so has one table of embeddings for input and output
-    `experts`        layers with a mixture of experts: none; every; counted, every one unless the number of
-                     experts is zero; listed, by decoder_sparse_step and mlp_only_layers; behind, after
-                     first_k_dense_replace dense ones, or as mlp_layer_types lists; stepped, every n-th;
-                     between, from moe_layer_start_index to moe_layer_end_index; periodic, as attention; alone, in
-                     layers of their own
-    `dense_first`    dense layers before those with experts, where the file does not say; None: it must
+    `experts`        layers with a mixture of experts: none; every; counted, every one unless the
+                     number of experts is zero; listed, by decoder_sparse_step and mlp_only_layers;
+                     behind, after first_k_dense_replace dense ones, or as mlp_layer_types lists;
+                     stepped, every n-th; between, from moe_layer_start_index to
+                     moe_layer_end_index; periodic, as attention; alone, in layers of their own
+    `dense_first`    dense layers before those with experts, where the file does not say; None: it
+                     must
     `expert_width`   key of the width of an expert
     `dense_width`    key of the width of a layer without experts
-    `shared_width`   key of the width of an expert for all tokens; "": none; n_shared_experts: their number
+    `shared_width`   key of the width of an expert for all tokens; "": none; n_shared_experts: their
+                     number
     `counts_shared`  that is the width of one of n_shared_experts
     `shares`         a file must give their number; else there are none if it does not
     `matrices`       of an MLP block and of an expert
@@ -135,14 +143,20 @@ class ModelType:
 
 _LOCAL, _HYBRID = (FULL, WINDOW), (FULL, RECURRENT)
 _LATENT = ModelType(latent=True, experts="behind", shared_width="n_shared_experts")
-_INDEXED = ModelType((INDEXED,), all_indexed, latent=True, experts="behind", shared_width="n_shared_experts")
+_INDEXED = ModelType(
+    (INDEXED,), all_indexed, latent=True, experts="behind", shared_width="n_shared_experts"
+)
 _WINDOWED = ModelType(_LOCAL, windows)
 _GATED = ModelType(_HYBRID, recurrent_but_every, gated=True, own_head_dim=True)
 _GATED_MOE = replace(_GATED, experts="every", shared_width="shared_expert_intermediate_size")
 _GEMMA = ModelType(_LOCAL, every_nth(2), own_head_dim=True, tied=True)
 _GEMMA3 = replace(_GEMMA, pattern=every_nth(6, "sliding_window_pattern", "_sliding_window_pattern"))
 _GEMMA4 = replace(
-    _GEMMA, pattern=every_nth(6), experts="gemma4", shared_width="intermediate_size", others=doubled_blocks
+    _GEMMA,
+    pattern=every_nth(6),
+    experts="gemma4",
+    shared_width="intermediate_size",
+    others=doubled_blocks,
 )
 _GEMMA3N = replace(_GEMMA, pattern=every_nth(5), others=alternating_streams)
 _QWEN2, _QWEN3 = ModelType(_LOCAL, late_windows), ModelType(_LOCAL, late_windows, own_head_dim=True)
@@ -170,7 +184,11 @@ _MINIMAX_M3 = ModelType(
     shared_width="shared_intermediate_size",
 )
 _DEEPSEEK_V4 = ModelType(
-    (COMPRESSED, HEAVY, WINDOW), compressed, own_head_dim=True, experts="every", shared_width="n_shared_experts"
+    (COMPRESSED, HEAVY, WINDOW),
+    compressed,
+    own_head_dim=True,
+    experts="every",
+    shared_width="n_shared_experts",
 )
 #: Every layer has experts as wide as its `intermediate_size` says.
 _MIXTURE = ModelType(experts="every", expert_width="intermediate_size")
@@ -194,7 +212,9 @@ _NEMOTRON_H = ModelType(
     matrices=2,
     others=lone_blocks,
 )
-_JAMBA = ModelType(_HYBRID, periodic, recurrence="mamba_1", experts="periodic", expert_width="intermediate_size")
+_JAMBA = ModelType(
+    _HYBRID, periodic, recurrence="mamba_1", experts="periodic", expert_width="intermediate_size"
+)
 _ZAMBA2 = ModelType(
     (RECURRENT, BOTH),
     only_listed,
@@ -205,7 +225,9 @@ _ZAMBA2 = ModelType(
     others=blocks_in_common,
 )
 _LFM2 = ModelType(_HYBRID, numbered("full_attn_idxs"), recurrence="short_conv", tied=True)
-_COHERE2 = ModelType(_LOCAL, every_nth(4, "sliding_window_pattern", "_sliding_window_pattern"), beyond=1, tied=True)
+_COHERE2 = ModelType(
+    _LOCAL, every_nth(4, "sliding_window_pattern", "_sliding_window_pattern"), beyond=1, tied=True
+)
 _COHERE2_MOE = replace(
     _COHERE2,
     pattern=behind_dense,
@@ -226,7 +248,11 @@ _STEP3P5 = ModelType(
     others=gated_heads,
 )
 _MIMO_V2 = ModelType(
-    _LOCAL, marked_windows, heads=(mimo_heads, mimo_window_heads), window_drafts=lambda config: True, experts="behind"
+    _LOCAL,
+    marked_windows,
+    heads=(mimo_heads, mimo_window_heads),
+    window_drafts=lambda config: True,
+    experts="behind",
 )
 MODEL_TYPES = {
     **dict.fromkeys(("llama", "olmo2", "granite", "hunyuan_v1_dense"), ModelType()),
@@ -240,7 +266,9 @@ MODEL_TYPES = {
     "mixtral": replace(_MIXTURE, kinds=_LOCAL, pattern=windows),
     **dict.fromkeys(("granitemoe", "olmoe"), _MIXTURE),
     "phi3": _WINDOWED,
-    **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2
+    ),
     "qwen2_moe": replace(_QWEN3_MOE, shared_width="shared_expert_intermediate_size"),
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), _QWEN3),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), _QWEN3_MOE),
@@ -249,7 +277,9 @@ MODEL_TYPES = {
     "qwen3_5_text": _GATED,
     "qwen3_5_moe": _GATED_MOE,
     "qwen3_5_moe_text": _GATED_MOE,
-    "gpt_oss": ModelType(_LOCAL, every_nth(2), own_head_dim=True, experts="every", expert_width="intermediate_size"),
+    "gpt_oss": ModelType(
+        _LOCAL, every_nth(2), own_head_dim=True, experts="every", expert_width="intermediate_size"
+    ),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
@@ -264,7 +294,10 @@ MODEL_TYPES = {
     "olmo3": ModelType(_LOCAL, every_nth(4)),
     "exaone4": ModelType(_LOCAL, every_nth(4, "sliding_window_pattern")),
     "exaone_moe": ModelType(
-        _LOCAL, every_nth(4, "sliding_window_pattern"), experts="behind", shared_width="n_shared_experts"
+        _LOCAL,
+        every_nth(4, "sliding_window_pattern"),
+        experts="behind",
+        shared_width="n_shared_experts",
     ),
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
@@ -292,7 +325,8 @@ MODEL_TYPES = {
 
 
 def spec_of(config: ModelConfig) -> ModelSpec:
-    """The sizes that a config.json defines; ValueError, naming file and key, for a missing or unsupported value."""
+    """The sizes that a config.json defines; ValueError, naming file and key, for a missing or
+    unsupported value."""
     kind = _model_type(config)
     itemsize = config.itemsize()
     kinds = _kinds(config, kind)
@@ -304,7 +338,9 @@ def spec_of(config: ModelConfig) -> ModelSpec:
     counts = {name: stored.count(name) for name in KINDS.values()}
     full = layers if kind is _DEEPSEEK_V4 else counts[FULL] + counts[INDEXED] + counts[BOTH]
     recurrent = counts[RECURRENT] + counts[BOTH]
-    widths = _dense_widths(config, kind, layers) if sparse < others.get("mlp_layers", layers) else [0]
+    widths = (
+        _dense_widths(config, kind, layers) if sparse < others.get("mlp_layers", layers) else [0]
+    )
     sizes: dict[str, Any] = _attention(config, kind)
     if recurrent:
         sizes |= recurrent_sizes(config, kind.recurrence, recurrent)
@@ -319,7 +355,10 @@ def spec_of(config: ModelConfig) -> ModelSpec:
         sizes |= _expert_sizes(config, kind, sparse)
     sizes |= {"intermediate_size": min(widths)} | others
     more = sum(widths) - len(widths) * min(widths)  # of blocks wider than others
-    projected = _query_parameters(config, kind, kinds[len(stored) :]) + 3 * config.integer("hidden_size") * more
+    projected = (
+        _query_parameters(config, kind, kinds[len(stored) :])
+        + 3 * config.integer("hidden_size") * more
+    )
     sizes["other_parameters"] = sizes.get("other_parameters", 0) + projected
     # a file that does not say whether the head is the embedding table has the default of its type
     tied = config.flag("tie_word_embeddings") if "tie_word_embeddings" in config.keys else kind.tied
@@ -343,15 +382,23 @@ def spec_of(config: ModelConfig) -> ModelSpec:
 def _kinds(config: ModelConfig, kind: ModelType) -> list[str]:
     """The kind of each layer, as the file lists them, else by the pattern of the type."""
     pattern = config.get("hybrid_override_pattern") or config.get("layers_block_type")
-    layers = len(pattern) if pattern and "num_hidden_layers" not in config.keys else config.integer("num_hidden_layers")
+    layers = (
+        len(pattern)
+        if pattern and "num_hidden_layers" not in config.keys
+        else config.integer("num_hidden_layers")
+    )
     key = "layer_types" if config.get("layer_types") is not None else "layers_block_type"
     kinds = config.listed(key, layers, KINDS) or kind.pattern(config, layers)
     for name in kinds:
         if name not in kind.kinds:
-            raise ValueError(f"{config.source}: {_names([name])} in layer_types: expected {_names(kind.kinds)}")
+            raise ValueError(
+                f"{config.source}: {_names([name])} in layer_types: expected {_names(kind.kinds)}"
+            )
     if not {FULL, WINDOW, CHUNK, INDEXED, COMPRESSED, HEAVY, BOTH} & {*kinds}:
         attention = FULL if FULL in kind.kinds else BOTH
-        raise ValueError(f"{config.source}: no attention in layer_types: expected {_names([attention])} in one")
+        raise ValueError(
+            f"{config.source}: no attention in layer_types: expected {_names([attention])} in one"
+        )
     if len(kinds) != layers:
         raise config.error("num_hidden_layers", f"{len(kinds)}, the number of listed layers")
     return kinds
@@ -368,12 +415,22 @@ def _model_type(config: ModelConfig) -> ModelType:
     if name not in MODEL_TYPES:
         for key in ("layer_types", "layers_block_type"):
             listed = config.get(key)
-            if unknown := [kind for kind in listed if kind not in KINDS] if isinstance(listed, list) else []:
-                expected = f"expected {' or '.join(KINDS)}, for the memory of other layers is not modelled"
-                raise ValueError(f"{config.source}: {unknown[0]} in {key} of model_type={name}: {expected}")
+            if (
+                unknown := [kind for kind in listed if kind not in KINDS]
+                if isinstance(listed, list)
+                else []
+            ):
+                expected = (
+                    f"expected {' or '.join(KINDS)}, for the memory of other layers is not modelled"
+                )
+                raise ValueError(
+                    f"{config.source}: {unknown[0]} in {key} of model_type={name}: {expected}"
+                )
         raise config.error("model_type", among(str(name), MODEL_TYPES))
     if config.get("num_kv_shared_layers") and MODEL_TYPES[name] not in (_GEMMA3N, _GEMMA4):
-        raise config.error("num_kv_shared_layers", "0, for layers of this type read no keys and values of others")
+        raise config.error(
+            "num_kv_shared_layers", "0, for layers of this type read no keys and values of others"
+        )
     if not MODEL_TYPES[name].latent:
         config.check_value("kv_lora_rank", [None], "none, for this type has no latents")
     return MODEL_TYPES[name]
@@ -389,7 +446,11 @@ def _quantised(config: ModelConfig, itemsize: int) -> tuple[float, int]:
         expected = f"expected {' or '.join(QUANTISED)}; other sizes are not derived"
         raise ValueError(f"{config.source}: quantization_config.quant_method={method}: {expected}")
     of_experts, of_others = QUANTISED[method]
-    if config.get("model_type") == "deepseek_v4" and method == "fp8" and config.get("expert_dtype") in (None, "fp4"):
+    if (
+        config.get("model_type") == "deepseek_v4"
+        and method == "fp8"
+        and config.get("expert_dtype") in (None, "fp4")
+    ):
         of_experts = QUANTISED["mxfp4"][0]  # as in vLLM, unless the file says fp8
     return (0.0 if of_experts == of_others else of_experts), (of_others or itemsize)
 
@@ -405,17 +466,25 @@ def _attention(config: ModelConfig, kind: ModelType) -> dict[str, Any]:
     of_full = kind.heads[0](config, kind.own_head_dim)
     sizes, heads = of_full.sizes, of_full.queries
     if of_full.key != of_full.value:
-        sizes["attention_parameters"] = config.integer("hidden_size") * (of_full.pair_size + of_full.kv_size)
+        sizes["attention_parameters"] = config.integer("hidden_size") * (
+            of_full.pair_size + of_full.kv_size
+        )
     if kind is _DEEPSEEK_V4:
-        return sizes | {"attention_parameters": packed_projections(config), "block_size": PACKED_BLOCK}
+        return sizes | {
+            "attention_parameters": packed_projections(config),
+            "block_size": PACKED_BLOCK,
+        }
     if kind is not _GEMMA4:
         return sizes
-    # wider heads, and fewer of keys; without projections of values, they are the keys before rotation
+    # wider heads, and fewer of keys; without projections of values, they are the keys before
+    # rotation
     equal, written = bool(config.get("attention_k_eq_v")), config.get("per_layer_config")
     if written:  # by transformers; the same for every such layer
         listed = list(written.values())
         if not isinstance(listed[0], dict) or any(layer != listed[0] for layer in listed):
-            raise config.error("per_layer_config", "the same sizes for all layers that read all tokens")
+            raise config.error(
+                "per_layer_config", "the same sizes for all layers that read all tokens"
+            )
         wider = ModelConfig(config.source, config.name, listed[0], "per_layer_config.")
         sizes["kv_heads"] = wider.integer_or("num_key_value_heads", sizes["kv_heads"])
         sizes["head_dim"] = wider.integer("head_dim")
@@ -424,16 +493,23 @@ def _attention(config: ModelConfig, kind: ModelType) -> dict[str, Any]:
         if equal:
             sizes["kv_heads"] = config.integer_or("num_global_key_value_heads", sizes["kv_heads"])
     projected = 2 * heads + (1 if equal else 2) * sizes["kv_heads"]
-    return sizes | {"attention_parameters": config.integer("hidden_size") * projected * sizes["head_dim"]}
+    return sizes | {
+        "attention_parameters": config.integer("hidden_size") * projected * sizes["head_dim"]
+    }
 
 
 def _latent(config: ModelConfig, heads: int) -> dict[str, Any]:
-    """Sizes of multi-head latent attention: one latent and one rotated key per token, for all heads."""
+    """Sizes of multi-head latent attention: one latent and one rotated key per token, for all
+    heads."""
     width, rank = config.integer("hidden_size"), config.integer("kv_lora_rank")
-    rotated, plain, value = (config.integer(f"{name}_head_dim") for name in ("qk_rope", "qk_nope", "v"))
+    rotated, plain, value = (
+        config.integer(f"{name}_head_dim") for name in ("qk_rope", "qk_nope", "v")
+    )
     query_rank = config.get("q_lora_rank")
     query = heads * (rotated + plain)
-    queries = width * query if query_rank is None else config.integer("q_lora_rank") * (width + query)
+    queries = (
+        width * query if query_rank is None else config.integer("q_lora_rank") * (width + query)
+    )
     keys = width * (rank + rotated) + rank * heads * (plain + value)
     return {
         "attention_heads": heads,
@@ -451,10 +527,16 @@ def _index(config: ModelConfig, kind: ModelType, layers: int) -> dict[str, Any]:
     if kind is _MINIMAX_M3:  # blocks of tokens, and keys in the model's type
         sparse = config.inner("sparse_attention_config")
         names = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
-        legacy = ("sparse_num_index_heads", "sparse_index_dim", "sparse_block_size", "sparse_topk_blocks")
+        legacy = (
+            "sparse_num_index_heads",
+            "sparse_index_dim",
+            "sparse_block_size",
+            "sparse_topk_blocks",
+        )
         pairs = zip(names, legacy, strict=True)
         heads, width, block, blocks = (
-            config.integer(new) if sparse.get(old) is None else sparse.integer(old) for new, old in pairs
+            config.integer(new) if sparse.get(old) is None else sparse.integer(old)
+            for new, old in pairs
         )
         return {
             "indexed_layers": layers,
@@ -473,7 +555,8 @@ def _index(config: ModelConfig, kind: ModelType, layers: int) -> dict[str, Any]:
         # fp8 keys, and a scale of four bytes for each 128 of their numbers, as in vLLM
         "index_bytes": width + -(-width // 128) * 4,
         "index_pair_size": heads * width,
-        "index_parameters": config.integer("q_lora_rank") * heads * width + hidden * (width + heads),
+        "index_parameters": config.integer("q_lora_rank") * heads * width
+        + hidden * (width + heads),
         "selected": config.integer("index_topk"),
     }
 
@@ -491,8 +574,11 @@ def _indices(config: ModelConfig, layers: int) -> int:
     return sum(max(layer - offset + 1, 0) % step == 0 for layer in range(layers))
 
 
-def _local(config: ModelConfig, kind: ModelType, kinds: list[str], stored: int) -> list[LocalLayers]:
-    """The layers of windows and of chunks; those from `stored` on read the keys and values of others."""
+def _local(
+    config: ModelConfig, kind: ModelType, kinds: list[str], stored: int
+) -> list[LocalLayers]:
+    """The layers of windows and of chunks; those from `stored` on read the keys and values of
+    others."""
     local = []
     for name, reach, names in (
         (WINDOW, "window", ("sliding_window", "sliding_window_size")),
@@ -517,7 +603,8 @@ def _local(config: ModelConfig, kind: ModelType, kinds: list[str], stored: int) 
 
 
 def _query_parameters(config: ModelConfig, kind: ModelType, kinds: list[str]) -> int:
-    """Parameters of layers that project queries and outputs, and read the keys and values of others."""
+    """Parameters of layers that project queries and outputs, and read the keys and values of
+    others."""
     widths = {WINDOW: kind.heads[1](config, kind.own_head_dim).pair_size} if WINDOW in kinds else {}
     if FULL in kinds:
         of_full = _attention(config, kind)
@@ -531,9 +618,17 @@ def _query_parameters(config: ModelConfig, kind: ModelType, kinds: list[str]) ->
 def _dense_widths(config: ModelConfig, kind: ModelType, layers: int) -> list[int]:
     """Widths of the MLP blocks: one for all, or as many as the file lists."""
     widths = config.get(kind.dense_width)
-    if isinstance(widths, list) and widths and all(isinstance(width, int) and width > 0 for width in widths):
+    if (
+        isinstance(widths, list)
+        and widths
+        and all(isinstance(width, int) and width > 0 for width in widths)
+    ):
         return widths
-    names = (kind.dense_width, "block_ff_dim") if kind.recurrence == "short_conv" else (kind.dense_width,)
+    names = (
+        (kind.dense_width, "block_ff_dim")
+        if kind.recurrence == "short_conv"
+        else (kind.dense_width,)
+    )
     return [config.any_integer(*names)]
 
 
@@ -562,13 +657,21 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
             return layers - min(layers, kind.dense_first)
         return layers - min(layers, config.integer(key or names[1], least=0))
     if kind.experts == "periodic":
-        period, offset = config.integer("expert_layer_period"), config.integer("expert_layer_offset", least=0)
+        period, offset = (
+            config.integer("expert_layer_period"),
+            config.integer("expert_layer_offset", least=0),
+        )
         sparse = sum(layer % period == offset for layer in range(layers))
         return sparse if config.integer("num_experts") > 1 else 0
     if kind.experts == "between":
         first, last = (config.get(f"moe_layer_{end}_index") for end in ("start", "end"))
-        inside = range((kind.dense_first or 0) if first is None else first, layers if last in (None, -1) else last + 1)
-        return sum((layer + 1) % config.integer_or("moe_layer_interval", 1) == 0 for layer in inside)
+        inside = range(
+            (kind.dense_first or 0) if first is None else first,
+            layers if last in (None, -1) else last + 1,
+        )
+        return sum(
+            (layer + 1) % config.integer_or("moe_layer_interval", 1) == 0 for layer in inside
+        )
     if kind.experts == "stepped":
         listed_layers = config.get("moe_layers")
         step = config.integer_or("interleave_moe_layer_step", 1)
@@ -580,7 +683,8 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
 
 
 def _experts_key(config: ModelConfig) -> str:
-    """The key of the number of experts: files written by transformers use another name than published files."""
+    """The key of the number of experts: files written by transformers use another name than
+    published files."""
     names = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
     return next((name for name in names if config.get(name) is not None), "num_experts")
 
@@ -592,7 +696,9 @@ def _expert_sizes(config: ModelConfig, kind: ModelType, layers: int) -> dict[str
     counts = ("num_shared_experts", "moe_num_shared_experts")
     counted = next((name for name in counts if name in config.keys), "n_shared_experts")
     key = counted if kind.shared_width == "n_shared_experts" else kind.shared_width
-    shared = config.integer(key, least=0) if key and (kind.shares or config.get(key) is not None) else 0
+    shared = (
+        config.integer(key, least=0) if key and (kind.shares or config.get(key) is not None) else 0
+    )
     if kind.counts_shared:
         shared *= config.integer("n_shared_experts", least=0)
     return {
@@ -600,6 +706,8 @@ def _expert_sizes(config: ModelConfig, kind: ModelType, layers: int) -> dict[str
         "experts": config.integer(_experts_key(config)),
         "experts_per_token": config.integer(chosen),
         "expert_intermediate_size": width,
-        "shared_intermediate_size": shared * width if kind.shared_width == "n_shared_experts" else shared,
+        "shared_intermediate_size": shared * width
+        if kind.shared_width == "n_shared_experts"
+        else shared,
         "gated_shared_expert": kind.shared_width == "shared_expert_intermediate_size" or not shared,
     }

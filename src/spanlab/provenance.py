@@ -11,7 +11,17 @@ from typing import Any
 
 from spanlab.compiled import HOME, is_used
 
-PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
+PACKAGES = (
+    "spanlab",
+    "numpy",
+    "simpy",
+    "hydra-core",
+    "omegaconf",
+    "scipy",
+    "pyarrow",
+    "matplotlib",
+    "wandb",
+)
 PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers"), "server": ("httpx",)}
 
 
@@ -21,7 +31,8 @@ def version() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
+    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a
+    checkout."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -46,13 +57,18 @@ def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
         "machine": machine(),
         "compiled": is_used(),
         "versions": {"python": platform.python_version()}
-        | {name: installed for name in (*PACKAGES, *packages) if (installed := _version(name)) is not None},
+        | {
+            name: installed
+            for name in (*PACKAGES, *packages)
+            if (installed := _version(name)) is not None
+        },
         "wall_s": round(wall_s, 3),
     }
 
 
 def _version(package: str) -> str | None:
-    """The installed version; None for a package that this run could do without, such as a tracker."""
+    """The installed version; None for a package that this run could do without, such as a
+    tracker."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

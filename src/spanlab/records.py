@@ -1,4 +1,5 @@
-"""The rows of a run: one per finished request, and one per finished run of an arm; and the delays of requests."""
+"""The rows of a run: one per finished request, and one per finished run of an arm; and the delays
+of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 NS = 1e-9  # seconds per nanosecond: clocks count nanoseconds, records hold seconds
 Times = TypeVar("Times", float, NDArray[np.float64], NDArray[np.int64])
 
-#: Causes of prompt tokens that were not reused; with `reused` they sum exactly to the prompt of each request.
+#: Causes of prompt tokens that were not reused; with `reused` they sum exactly to the prompt of
+#: each request.
 LOSS_CAUSES = (
     "never_seen",  # no earlier prompt, nor its known answer, began with it
     "out_of_reach",  # an earlier prompt began with it; this cache has not computed it under a key of this prompt
@@ -29,24 +31,29 @@ LOSS_CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One finished request of one run. Times are seconds on the backend's clock; token counts are prompt tokens.
+    """One finished request of one run. Times are seconds on the backend's clock; token counts are
+    prompt tokens.
 
     With position-independent caching, a "longest prefix" is a sum over the cache spans.
 
     matched    longest prefix whose KV is present (whole blocks)
     resumable  longest prefix from which computation could resume, by the contents of the store
-    reused     tokens that were not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
+    reused     tokens that were not computed; reused + computed = prompt, and reused + sum(lost_*) =
+               prompt
     repaired   tokens that a repair recomputed, both reused and newly computed ones
     copied     tokens of spans that were copied to pages of the request
-    seen       longest prefix that it shares with a prompt that arrived earlier in the run, or with that prompt and its
-               known answer, cache salts apart: of the requests alone, and so the same in every arm that serves them as
-               given. Equal times count in the order of the requests. Of sessions and clients, whose arrivals follow
-               from the run, it is of the run's order; of chosen passages, of the prompts as they are served.
+    seen       longest prefix that it shares with a prompt that arrived earlier in the run, or with
+               that prompt and its known answer, cache salts apart: of the requests alone, and so
+               the same in every arm that serves them as given. Equal times count in the order of
+               the requests. Of sessions and clients, whose arrivals follow from the run, it is of
+               the run's order; of chosen passages, of the prompts as they are served.
 
-    `lost_out_of_reach`  that earlier prompt waits, is being computed or went to another replica; or the cache keeps its
-    beginning for other requests alone (whole prompts, private caches), or never stores it (text behind some spans).
-    Position-independent caching computes spans, not prefixes: `lost_never_seen` are then tokens whose span was never
-    computed, except for those that must lie within the longest seen prefix, which are `lost_out_of_reach`.
+    `lost_out_of_reach`  that earlier prompt waits, is being computed or went to another replica; or
+                         the cache keeps its
+    beginning for other requests alone (whole prompts, private caches), or never stores it (text
+    behind some spans). Position-independent caching computes spans, not prefixes: `lost_never_seen`
+    are then tokens whose span was never computed, except for those that must lie within the longest
+    seen prefix, which are `lost_out_of_reach`.
     """
 
     seed: int
@@ -94,8 +101,11 @@ def e2e(arrived: Times, finished: Times) -> Times:
     return finished - arrived
 
 
-def tpot(first_token: Times, finished: Times, output_tokens: int | NDArray[Any]) -> NDArray[np.float64]:
-    """Time per output token after the first, of times on one clock, in their unit; NaN for one token."""
+def tpot(
+    first_token: Times, finished: Times, output_tokens: int | NDArray[Any]
+) -> NDArray[np.float64]:
+    """Time per output token after the first, of times on one clock, in their unit; NaN for one
+    token."""
     gaps = np.where(np.asarray(output_tokens) > 1, np.asarray(output_tokens) - 1, np.nan)
     return np.asarray((finished - first_token) / gaps)
 
@@ -120,19 +130,25 @@ class RoutedRecord(Record):
     @classmethod
     def of(cls, record: Record, replica: int) -> RoutedRecord:
         """Return the record with its replica."""
-        return cls(**{field.name: getattr(record, field.name) for field in fields(Record)}, replica=replica)
+        return cls(
+            **{field.name: getattr(record, field.name) for field in fields(Record)}, replica=replica
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ArrangedRecord(Record):
-    """A finished request of an arm that chooses passages, with the original indices of the served passages."""
+    """A finished request of an arm that chooses passages, with the original indices of the served
+    passages."""
 
     passages: list[int]
 
     @classmethod
     def of(cls, record: Record, passages: list[int]) -> ArrangedRecord:
         """Return the record with its passages."""
-        return cls(**{field.name: getattr(record, field.name) for field in fields(Record)}, passages=passages)
+        return cls(
+            **{field.name: getattr(record, field.name) for field in fields(Record)},
+            passages=passages,
+        )
 
 
 @dataclass(slots=True)
@@ -158,8 +174,8 @@ class ReplicaRow:
 class ServedRecord:
     """One request that a real server answered, with the fields of a Record that a client observes.
 
-    `arrived_s` is the intended time, `sent_s` that at which the client sent it; None in runs of earlier versions. The
-    server reports the token counts; `reused_tokens` is None if it does not.
+    `arrived_s` is the intended time, `sent_s` that at which the client sent it; None in runs of
+    earlier versions. The server reports the token counts; `reused_tokens` is None if it does not.
     """
 
     seed: int
@@ -183,7 +199,8 @@ class ServedRun:
     late_*         seconds from the intended time of a request to the time at which the client sent it
     failures       error messages by request id, of requests without a record
     other_lengths  number of answers whose length differs from the workload's
-    began_s        time zero of the records on the machine's monotonic clock; None in runs of earlier versions
+    began_s        time zero of the records on the machine's monotonic clock; None in runs of
+                   earlier versions
     """
 
     seed: int

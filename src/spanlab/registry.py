@@ -1,4 +1,5 @@
-"""Registries of functions and classes that settings choose by name, and plugins, which register more of them.
+"""Registries of functions and classes that settings choose by name, and plugins, which register
+more of them.
 
 The parameters of a registered function are its options.
 """
@@ -51,14 +52,16 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
 
 
 def require(chosen: str, *expected: tuple[str, object, object]) -> None:
-    """Raise ValueError for a value that does not go with a choice; `expected` has key, value, required value."""
+    """Raise ValueError for a value that does not go with a choice; `expected` has key, value,
+    required value."""
     for key, value, required in expected:
         if value != required:
             raise ValueError(f"{key}={value} with {chosen}: expected {required}")
 
 
 def refuse_unknown_keys(settings: object, path: str = "") -> None:
-    """Raise ValueError for keys that are in no schema: `+key=value` on the command line can add them."""
+    """Raise ValueError for keys that are in no schema: `+key=value` on the command line can add
+    them."""
     if isinstance(settings, dict):
         for name, value in settings.items():
             refuse_unknown_keys(value, f"{path}{name}.")
@@ -74,7 +77,8 @@ def refuse_unknown_keys(settings: object, path: str = "") -> None:
 
 @dataclass(frozen=True)
 class Bounds:
-    """A check of a number: Bounds(key, value) raises ValueError for one that is not accepted; None passes.
+    """A check of a number: Bounds(key, value) raises ValueError for one that is not accepted; None
+    passes.
 
     `words`    what is expected, for errors and docs/configuration.md
     `accepts`  whether a number is within the bounds
@@ -115,7 +119,9 @@ def at_most(most: float) -> Callable[[str, float], None]:
 def check_seeds(key: str, seeds: list[int]) -> None:
     """Raise ValueError for no seeds, repeated, negative or too large ones."""
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 63:
-        raise ValueError(f"{key}={seeds}: expected one or more different numbers from 0 to 2^63 - 1")
+        raise ValueError(
+            f"{key}={seeds}: expected one or more different numbers from 0 to 2^63 - 1"
+        )
 
 
 def summary_of(documented: object) -> str:
@@ -124,7 +130,8 @@ def summary_of(documented: object) -> str:
 
 
 def among(value: str, choices: Iterable[str]) -> str:
-    """Return the list of choices with the nearest one, ignoring case; for a former name, its present name.
+    """Return the list of choices with the nearest one, ignoring case; for a former name, its
+    present name.
 
     The list of no choices is "none".
     """
@@ -223,7 +230,8 @@ class Registry(Generic[T]):
         _registries.append(self)
 
     def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Factory], Factory]:
-        """Return a decorator that registers a factory; ValueError if another file has registered the name.
+        """Return a decorator that registers a factory; ValueError if another file has registered
+        the name.
 
         `needs`  inputs that the program must prepare
         """
@@ -232,7 +240,9 @@ class Registry(Generic[T]):
             earlier = self._factories.get(name)
             if earlier is not None and file_of(earlier) != file_of(factory):
                 files = f"{file_of(earlier)} and {file_of(factory)}"
-                raise ValueError(f"{self._what} {name}: expected one file to register it, not both {files}")
+                raise ValueError(
+                    f"{self._what} {name}: expected one file to register it, not both {files}"
+                )
             self._factories[name] = factory
             self._needs[name] = frozenset(needs)
             return factory
@@ -262,9 +272,11 @@ class Registry(Generic[T]):
         return self._factories[name]
 
     def schema(self, name: str) -> Any:
-        """Return a dataclass of the options of a name: of each the type, default, bounds or choices, and meaning.
+        """Return a dataclass of the options of a name: of each the type, default, bounds or
+        choices, and meaning.
 
-        A parameter declares the last two: `alpha: Annotated[float, positive, "weight of the recency"] = 1.0`.
+        A parameter declares the last two: `alpha: Annotated[float, positive, "weight of the
+        recency"] = 1.0`.
         """
         factory: Any = self[name]
         if factory not in self._schemas:
@@ -282,8 +294,16 @@ class Registry(Generic[T]):
                 declared: tuple[Any, ...] = getattr(hint, "__metadata__", ())
                 meaning = next((word for word in declared if isinstance(word, str)), "")
                 check = next((check for check in declared if not isinstance(check, str)), None)
-                default = REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
-                keys.append((parameter.name, get_args(hint)[0] if declared else hint, field(default, check, meaning)))
+                default = (
+                    REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
+                )
+                keys.append(
+                    (
+                        parameter.name,
+                        get_args(hint)[0] if declared else hint,
+                        field(default, check, meaning),
+                    )
+                )
             self._schemas[factory] = make_dataclass(name, keys)
         return self._schemas[factory]
 
@@ -291,12 +311,21 @@ class Registry(Generic[T]):
         """Return whether an option of a name has no default."""
         return any(key.default == REQUIRED for key in fields(self.schema(name)))
 
-    def check(self, path: str, name: str, chosen: str, options: Options, keys: Options = MappingProxyType({})) -> None:
-        """Raise ValueError for options of other names, of other types or out of bounds, and for missing ones.
+    def check(
+        self,
+        path: str,
+        name: str,
+        chosen: str,
+        options: Options,
+        keys: Options = MappingProxyType({}),
+    ) -> None:
+        """Raise ValueError for options of other names, of other types or out of bounds, and for
+        missing ones.
 
         `path`    key of the section that holds `options`, such as arms.mine.placement.options
         `chosen`  KEY=VALUE that selects the name
-        `keys`    options that stand beside that section, as arms.mine.placement.interval; None: not set
+        `keys`    options that stand beside that section, as arms.mine.placement.interval; None: not
+                  set
         """
 
         def key_of(key: str) -> str:
@@ -307,14 +336,24 @@ class Registry(Generic[T]):
         hints = {key.name: key.type for key in fields(schema)}
         for key, value in given.items():
             if key not in hints or (key in keys and key in options):
-                takers = ", ".join(other for other in self if key in {key.name for key in fields(self.schema(other))})
+                takers = ", ".join(
+                    other
+                    for other in self
+                    if key in {key.name for key in fields(self.schema(other))}
+                )
                 if key not in options:
-                    expected = f"expected {key_of(key)}=null, for it goes with {takers or 'nothing'}"
+                    expected = (
+                        f"expected {key_of(key)}=null, for it goes with {takers or 'nothing'}"
+                    )
                     shown = f"={value}" if isinstance(value, (int, float, str, Path)) else ""
-                    raise ValueError(f"{key_of(key)}{shown} with {_ARM.sub('', chosen)}: {expected}")
+                    raise ValueError(
+                        f"{key_of(key)}{shown} with {_ARM.sub('', chosen)}: {expected}"
+                    )
                 expected = among(key, [option for option in hints if option not in keys])
                 others = f", for it goes with {takers}" if takers else ""
-                raise ValueError(f"{path}.{key}: no such option of {name}; expected {expected}{others}")
+                raise ValueError(
+                    f"{path}.{key}: no such option of {name}; expected {expected}{others}"
+                )
             if not is_instance(value, hints[key]):
                 raise ValueError(f"{key_of(key)}={value}: expected {type_name(hints[key])}")
         check_keys(schema(**given), key_of, chosen)
@@ -324,13 +363,16 @@ class Registry(Generic[T]):
         return parameter in inspect.signature(self[name]).parameters
 
     def make(self, name: str, keys: Options, more: Options, **given: object) -> T:
-        """Call the factory of a name with its options, and with those of `given` that it has parameters for.
+        """Call the factory of a name with its options, and with those of `given` that it has
+        parameters for.
 
         `keys`  options; None: not set
         `more`  further options; None is a value
         """
         filled = {key: value for key, value in given.items() if self.takes(name, key)}
-        return self[name](**filled, **{key: value for key, value in keys.items() if value is not None}, **more)
+        return self[name](
+            **filled, **{key: value for key, value in keys.items() if value is not None}, **more
+        )
 
     def is_plugin(self, name: str) -> bool:
         """Return whether a plugin has registered the name."""
@@ -378,7 +420,13 @@ def expected_of(annotation: Any, check: Check) -> str:
 def bounds_of(check: Check) -> str:
     """Return the words for bounds, to be put behind those for a type; empty for other checks."""
     words = check.words if isinstance(check, Bounds) else ""
-    return words.removeprefix("a number") if words.startswith("a number") else f", {words}" if words else ""
+    return (
+        words.removeprefix("a number")
+        if words.startswith("a number")
+        else f", {words}"
+        if words
+        else ""
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -395,7 +443,8 @@ class Entry:
     """A kind of program that an entry of conf/ starts.
 
     `schema`       dataclass of its settings; entries inherit `base_NAME`
-    `run`          function of the settings, the name of the run and the folder of outputs; False is exit code 1
+    `run`          function of the settings, the name of the run and the folder of outputs; False is
+                   exit code 1
     `environment`  the environment that has its packages, or a function of the settings; None: any
     `check`        function of the settings and the folder of outputs that `--dry` calls
     `resumes`      whether output.if_exists=resume continues an interrupted run
@@ -450,12 +499,14 @@ _files: set[str] = set()  # of every plugin that this process has run, modules i
 
 
 def located(name: str) -> str:
-    """Return a name that is valid in every process: the absolute path of a file, or the name of a module."""
+    """Return a name that is valid in every process: the absolute path of a file, or the name of a
+    module."""
     return str(Path(name).resolve()) if _is_file(name) else name
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import these plugins and unregister all others: another study may use the same names for other files.
+    """Import these plugins and unregister all others: another study may use the same names for
+    other files.
 
     An unchanged file stays loaded. A module stays loaded too: other modules may have imported it,
     and Python runs each module once. Raises ValueError if a plugin fails.
@@ -495,7 +546,9 @@ def _find(name: str) -> tuple[ModuleSpec, str]:
     """Return the import spec of a plugin, and the hash of its file."""
     expected = "expected a Python file, or a module that can be imported"
     try:
-        spec = spec_from_file_location(_module_name(name), name) if _is_file(name) else find_spec(name)
+        spec = (
+            spec_from_file_location(_module_name(name), name) if _is_file(name) else find_spec(name)
+        )
         if spec is None or spec.origin is None:
             raise ValueError(f"plugins={name}: no module of this name; {expected}")
         return spec, hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
@@ -544,7 +597,9 @@ def _failed(name: str, error: BaseException) -> ValueError:
             # a folder of an earlier checkout, with its bytecode alone, can still be imported
             if f"{error.name}.".startswith(f"{old}."):
                 return ValueError(f"plugins={name}: {old} has moved; expected an import from {new}")
-    return ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run")
+    return ValueError(
+        f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run"
+    )
 
 
 class PluginError(ValueError):
@@ -553,7 +608,8 @@ class PluginError(ValueError):
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Raise errors of plugins as PluginError with file and line; a user error gets them as a note."""
+    """Raise errors of plugins as PluginError with file and line; a user error gets them as a
+    note."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -570,7 +626,8 @@ def named_errors() -> Iterator[None]:
 
 
 def _origin(error: BaseException) -> tuple[BaseException, str]:
-    """The first of an error's causes that passed a plugin, with file and line of the innermost call of the plugin.
+    """The first of an error's causes that passed a plugin, with file and line of the innermost call
+    of the plugin.
 
     The location is empty where no plugin was called. The simulator's event loop raises a copy of an
     error, whose cause is the error itself.
@@ -586,6 +643,14 @@ def _origin(error: BaseException) -> tuple[BaseException, str]:
 def _described(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it ended the program with {error.code!r}; expected a return value, or an error"
-    names = [name for name in dir(error.obj) if name[0] != "_"] if isinstance(error, AttributeError) else []
-    expected = f"; expected {among(str(error.name), names)}" if names and isinstance(error, AttributeError) else ""
+    names = (
+        [name for name in dir(error.obj) if name[0] != "_"]
+        if isinstance(error, AttributeError)
+        else []
+    )
+    expected = (
+        f"; expected {among(str(error.name), names)}"
+        if names and isinstance(error, AttributeError)
+        else ""
+    )
     return f"{type(error).__name__}: {' '.join(str(error).split())}{expected}"

@@ -89,8 +89,8 @@ class CaseRequest(_Keys):
     `abort_step`  the step before which it is aborted
     `cache_salt`  requests with different salts share nothing
     `output`      tokens of the output; null: by a fixed formula
-    `drafts`      drafts by the number of output tokens before their step; null: `draft_tokens` each time, accepted by
-                  a fixed formula
+    `drafts`      drafts by the number of output tokens before their step; null: `draft_tokens` each
+                  time, accepted by a fixed formula
     """
 
     tokens: Annotated[list[Count], Field(min_length=1)]
@@ -130,8 +130,10 @@ class Case(_Keys):
     `num_blocks`    the null block among them
     `state_groups`  groups of recurrent layers
     `retention`     tokens between the states that are kept; 0: one state per request
-    `inner_states`  whether the last chunk of a prompt also stores the state at its last block boundary
-    `groups`        groups of layers in the order of vLLM's; null: full attention, and `state_groups`
+    `inner_states`  whether the last chunk of a prompt also stores the state at its last block
+                    boundary
+    `groups`        groups of layers in the order of vLLM's; null: full attention, and
+                    `state_groups`
     The keys of a step are those of `batch`; a `long_prefill_token_threshold` of 0 is no limit.
     """
 
@@ -140,7 +142,9 @@ class Case(_Keys):
     max_num_seqs: Size
     max_num_batched_tokens: Size
     mamba_mode: Literal[None, "align"] = None
-    state_groups: Few = Field(default_factory=lambda given: int(given.get("mamba_mode") is not None))
+    state_groups: Few = Field(
+        default_factory=lambda given: int(given.get("mamba_mode") is not None)
+    )
     retention: Count | None = None
     inner_states: bool = False
     draft_tokens: Few = 0
@@ -195,7 +199,11 @@ class Case(_Keys):
     def proposed(self, sequence: ScheduledSequence) -> int:
         """Return the number of drafts that the next decode of a sequence may verify."""
         measured = self.given[sequence.request.id].drafts
-        return self.draft_tokens if measured is None else measured.get(str(sequence.generated), NO_DRAFTS).proposed
+        return (
+            self.draft_tokens
+            if measured is None
+            else measured.get(str(sequence.generated), NO_DRAFTS).proposed
+        )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -210,7 +218,11 @@ class Case(_Keys):
         # vLLM takes no memory behind its longest request.
         longest = max(len(request.tokens) + request.output_len for request in self.given)
         lookahead = self.speculation.lookahead
-        longest += 2 * drafts + max(1, lookahead) if drafts and self.async_scheduling else drafts + lookahead
+        longest += (
+            2 * drafts + max(1, lookahead)
+            if drafts and self.async_scheduling
+            else drafts + lookahead
+        )
         reach, read = self.speculation.reach, "which the modules of the drafter read ahead"
         whole = f"at least {longest}, the most tokens of a request and its drafts, with enable_chunked_prefill=false"
         rules = [
@@ -222,16 +234,42 @@ class Case(_Keys):
             (
                 bool((mode or self.groups) and (self.retention or 0) % align),
                 "retention",
-                f"a multiple of {align}, the tokens of a block" if self.groups else f"a multiple of block_size={align}",
+                f"a multiple of {align}, the tokens of a block"
+                if self.groups
+                else f"a multiple of block_size={align}",
             ),
-            (self.groups is not None and listed != (mode is not None), "mamba_mode", _of_states(listed)),
-            (reach > self.max_num_batched_tokens, "max_num_batched_tokens", f"at least {reach}, {read}"),
+            (
+                self.groups is not None and listed != (mode is not None),
+                "mamba_mode",
+                _of_states(listed),
+            ),
+            (
+                reach > self.max_num_batched_tokens,
+                "max_num_batched_tokens",
+                f"at least {reach}, {read}",
+            ),
             (0 < threshold < reach, "long_prefill_token_threshold", f"at least {reach}, {read}"),
             (self.block_size < reach, "block_size", f"at least {reach}, {read}"),
-            (self.draft_modules > 1 and self.draft_method != "eagle", "draft_modules", "draft_method=eagle beside it"),
-            ("draft_method" in self.model_fields_set and not drafts, "draft_method", "draft_tokens beside it"),
-            (not chunked and mode is not None, "enable_chunked_prefill", f"true with mamba_mode={mode}, as in vLLM"),
-            (not chunked and longest > self.max_num_batched_tokens, "max_num_batched_tokens", f"{whole}, as in vLLM"),
+            (
+                self.draft_modules > 1 and self.draft_method != "eagle",
+                "draft_modules",
+                "draft_method=eagle beside it",
+            ),
+            (
+                "draft_method" in self.model_fields_set and not drafts,
+                "draft_method",
+                "draft_tokens beside it",
+            ),
+            (
+                not chunked and mode is not None,
+                "enable_chunked_prefill",
+                f"true with mamba_mode={mode}, as in vLLM",
+            ),
+            (
+                not chunked and longest > self.max_num_batched_tokens,
+                "max_num_batched_tokens",
+                f"{whole}, as in vLLM",
+            ),
             (
                 not chunked and threshold > 0,
                 "long_prefill_token_threshold",
@@ -249,11 +287,19 @@ class Case(_Keys):
         for is_wrong, key, expected in rules:
             if is_wrong:
                 value = getattr(self, key)
-                value = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+                value = (
+                    "null"
+                    if value is None
+                    else str(value).lower()
+                    if isinstance(value, bool)
+                    else value
+                )
                 raise ValueError(f"{key}={shown(value)}: expected {expected}")
         for number, request in enumerate(self.given):
             if request.priority and self.policy != "priority":
-                raise ValueError(f"requests[{number}].priority={request.priority}: expected policy=priority beside it")
+                raise ValueError(
+                    f"requests[{number}].priority={request.priority}: expected policy=priority beside it"
+                )
             if request.abort_step is not None and request.abort_step < request.arrive_step:
                 raise ValueError(
                     f"requests[{number}].abort_step={request.abort_step}: expected a whole number of "
@@ -266,18 +312,24 @@ class Case(_Keys):
 
 
 def _of_states(listed: bool) -> str:
-    return "align beside groups of kind=state" if listed else "null beside groups without kind=state"
+    return (
+        "align beside groups of kind=state" if listed else "null beside groups without kind=state"
+    )
 
 
 def accepted(request: int, generated: int, drafts: int) -> int:
-    """Number of accepted drafts after `generated` output tokens of a request, by a fixed formula."""
+    """Number of accepted drafts after `generated` output tokens of a request, by a fixed
+    formula."""
     return (5 * request + 3 * generated) % (drafts + 1)
 
 
 def read_cases(path: Path) -> dict[str, Case]:
-    """The cases of a JSON file; ValueError is one sentence with the file, the case and the first invalid key."""
+    """The cases of a JSON file; ValueError is one sentence with the file, the case and the first
+    invalid key."""
     try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats, parse_constant=_no_number)
+        content = json.loads(
+            path.read_bytes(), object_pairs_hook=_without_repeats, parse_constant=_no_number
+        )
     except OSError as error:
         raise ValueError(f"cases={path}: expected a readable file ({error.strerror})") from error
     except RecursionError as error:
@@ -296,7 +348,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     by_key = dict(pairs)
     if len(by_key) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"{shown(next(key for key in keys if keys.count(key) > 1))} occurs twice in one object")
+        raise ValueError(
+            f"{shown(next(key for key in keys if keys.count(key) > 1))} occurs twice in one object"
+        )
     return by_key
 
 
@@ -310,7 +364,8 @@ def _no_number(constant: str) -> None:
 
 
 def policy_of(release: Release, case: Case) -> BlockPolicy:
-    """Return the policy of a release of vLLM: one pool of hashed blocks, one of which is the null block."""
+    """Return the policy of a release of vLLM: one pool of hashed blocks, one of which is the null
+    block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(
         block_of(case.layout),
@@ -336,9 +391,11 @@ PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {
 
 @dataclass(slots=True)
 class Decisions:
-    """Decisions of a case: tokens by step and request, and tokens reused at the first admission, None without one.
+    """Decisions of a case: tokens by step and request, and tokens reused at the first admission,
+    None without one.
 
-    A run of empty steps is one entry of `steps`, `{"empty": number of steps}`; `num_steps` counts each of them.
+    A run of empty steps is one entry of `steps`, `{"empty": number of steps}`; `num_steps` counts
+    each of them.
     """
 
     reused_on_admission: list[int | None]
@@ -366,7 +423,8 @@ def schedule(
     """Run one case: one step per second, empty or not, until all requests have ended.
 
     `on_end`   is called with the sequence of each request; its times are numbers of steps
-    `on_step`  is called with the number of each step that is not empty, and the step before it is completed
+    `on_step`  is called with the number of each step that is not empty, and the step before it is
+               completed
     """
     check_fits(case, policy)
     rules = BatchRules(
@@ -378,7 +436,10 @@ def schedule(
         async_scheduling=case.async_scheduling,
         speculation=case.speculation,
     )
-    scheduler, decisions = make_scheduler(policy, rules, case.proposed), Decisions([None] * len(case.requests))
+    scheduler, decisions = (
+        make_scheduler(policy, rules, case.proposed),
+        Decisions([None] * len(case.requests)),
+    )
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
     aborts = deque(case.aborts)
     ended_sequences: list[ScheduledSequence] = []
@@ -393,7 +454,9 @@ def schedule(
         if scheduler.idle and not waiting:  # all that remained was aborted
             break
         step = scheduler.schedule(now)
-        if step is None and scheduler.idle and not waiting:  # all that remained ended with drafts of the step before
+        if (
+            step is None and scheduler.idle and not waiting
+        ):  # all that remained ended with drafts of the step before
             break
         decisions.add({} if step is None else _tokens(step))
         if step is None:
@@ -401,17 +464,32 @@ def schedule(
                 decisions.add({}, waiting[0].arrived_at - decisions.num_steps)
             elif scheduler.waiting and not (waiting or aborts or scheduler.running):
                 request = scheduler.waiting[0].request
-                raise ValueError(f"num_blocks={case.num_blocks}: expected more, request {request.id} can never start")
+                raise ValueError(
+                    f"num_blocks={case.num_blocks}: expected more, request {request.id} can never start"
+                )
             elif scheduler.running and not (waiting or aborts):
-                number, reason = scheduler.running[0].request.id, "its next chunk would end among its last tokens"
+                number, reason = (
+                    scheduler.running[0].request.id,
+                    "its next chunk would end among its last tokens",
+                )
                 given = f"draft_modules={case.draft_modules}"
-                raise ValueError(f"{given}: expected 1, request {number} stops, as in vLLM, for {reason}")
+                raise ValueError(
+                    f"{given}: expected 1, request {number} stops, as in vLLM, for {reason}"
+                )
         else:
             on_step(now, step)
-            accepted_drafts = [_accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)]
-            decoded = [pair for pair in zip(step.decodes, accepted_drafts, strict=True) if not pair[0].has_ended]
+            accepted_drafts = [
+                _accepted(case, sequence, drafts) for sequence, drafts in _drafts(step)
+            ]
+            decoded = [
+                pair
+                for pair in zip(step.decodes, accepted_drafts, strict=True)
+                if not pair[0].has_ended
+            ]
             ended = finished_prompts(step)
-            ended += [s for s, drafts in decoded if s.generated + drafts + 1 >= s.request.output_len]
+            ended += [
+                s for s, drafts in decoded if s.generated + drafts + 1 >= s.request.output_len
+            ]
             scheduler.complete(step, now + 1, ended, accepted_drafts)
             ended_sequences += ended
     for sequence in ended_sequences:
@@ -432,13 +510,16 @@ def _drafts(step: ScheduledStep) -> Iterator[tuple[ScheduledSequence, int]]:
 
 
 def _accepted(case: Case, sequence: ScheduledSequence, drafts: int) -> int:
-    """Number of accepted drafts of a sequence, at most the rest of its output; none of one that has ended."""
+    """Number of accepted drafts of a sequence, at most the rest of its output; none of one that has
+    ended."""
     if sequence.has_ended:
         return 0
     number, generated = sequence.request.id, sequence.generated
     measured = case.given[number].drafts
     count = (
-        accepted(number, generated, drafts) if measured is None else measured.get(str(generated), NO_DRAFTS).accepted
+        accepted(number, generated, drafts)
+        if measured is None
+        else measured.get(str(generated), NO_DRAFTS).accepted
     )
     return min(count, sequence.request.output_len - generated - 1)
 

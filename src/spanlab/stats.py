@@ -35,7 +35,8 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Values, level: float = 0.95) -> Interval:
-    """Mean and two-sided Student t interval: mean ± t(n − 1, (1 + level) / 2) · s / √n, s with n − 1.
+    """Mean and two-sided Student t interval: mean ± t(n − 1, (1 + level) / 2) · s / √n, s with n −
+    1.
 
     Values must be independent, as one per seed is.
     """
@@ -45,12 +46,17 @@ def t_interval(values: Values, level: float = 0.95) -> Interval:
     mean = float(sample.mean())
     if sample.size < 2:
         return Interval(mean, None, None)
-    half = t_quantile((1 + level) / 2, sample.size - 1) * float(sample.std(ddof=1)) / math.sqrt(sample.size)
+    half = (
+        t_quantile((1 + level) / 2, sample.size - 1)
+        * float(sample.std(ddof=1))
+        / math.sqrt(sample.size)
+    )
     return Interval(mean, mean - half, mean + half)
 
 
 def t_test(values: Values) -> float:
-    """Two-sided p value of a mean of zero by Student's t; NaN for one value, equal values leave no doubt."""
+    """Two-sided p value of a mean of zero by Student's t; NaN for one value, equal values leave no
+    doubt."""
     sample = _sample("values", values)
     if sample.size < 2:
         return math.nan
@@ -62,19 +68,23 @@ def t_test(values: Values) -> float:
 
 
 def two_sided_p(statistic: float, degrees: float) -> float:
-    """Probability that Student's t with `degrees` degrees of freedom is as far from zero as `statistic`."""
+    """Probability that Student's t with `degrees` degrees of freedom is as far from zero as
+    `statistic`."""
     from scipy.special import stdtr  # as in `t_quantile`
 
     return 2 * float(stdtr(degrees, -abs(statistic)))
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Whether each hypothesis is rejected; the probability of any false rejection is at most `level` (Holm 1979).
+    """Whether each hypothesis is rejected; the probability of any false rejection is at most
+    `level` (Holm 1979).
 
     The i-th smallest of m values is compared with level / (m - i + 1), up to the first that is not
     below. NaN, as of a test without data, counts among the m and is never rejected.
     """
-    order = sorted(range(len(p_values)), key=lambda index: (math.isnan(p_values[index]), p_values[index]))
+    order = sorted(
+        range(len(p_values)), key=lambda index: (math.isnan(p_values[index]), p_values[index])
+    )
     rejected = [False] * len(p_values)
     for rank, index in enumerate(order):
         if not p_values[index] < level / (len(order) - rank):
@@ -85,20 +95,24 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
 
 def t_quantile(probability: float, degrees: float) -> float:
     """Quantile of Student's t distribution with `degrees` degrees of freedom."""
-    # Here and not above: most users of this module never need SciPy, and scipy.stats would cost half a second.
+    # Here and not above: most users of this module never need SciPy, and scipy.stats would cost
+    # half a second.
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
 
 
 def paired_ratio_interval(numerators: Values, denominators: Values) -> Interval:
-    """Geometric mean of the ratios numerators[i] / denominators[i], with the 95 % t interval of their logarithms.
+    """Geometric mean of the ratios numerators[i] / denominators[i], with the 95 % t interval of
+    their logarithms.
 
     Pairs share their noise, which divides out. No end of the interval is negative.
     """
     above, below = _sample("numerators", numerators), _sample("denominators", denominators)
     if above.shape != below.shape:
-        raise ValueError(f"stats.numerators has {above.size} values, expected {below.size} as denominators has.")
+        raise ValueError(
+            f"stats.numerators has {above.size} values, expected {below.size} as denominators has."
+        )
     for key, values in (("numerators", above), ("denominators", below)):
         if not (values > 0).all():
             raise ValueError(f"stats.{key} has {values.min()}, expected positive values.")
@@ -108,14 +122,17 @@ def paired_ratio_interval(numerators: Values, denominators: Values) -> Interval:
 
 
 def percentile(values: Values, percent: float) -> float:
-    """Percentile by linear interpolation between order statistics, position (n − 1) · percent / 100 counted from 0."""
+    """Percentile by linear interpolation between order statistics, position (n − 1) · percent / 100
+    counted from 0."""
     return float(np.percentile(_sample("values", values), percent, method="linear"))
 
 
 def _sample(key: str, values: Values) -> NDArray[np.float64]:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not sample.size:
-        raise ValueError(f"stats.{key} has shape {sample.shape}, expected one row of at least one value.")
+        raise ValueError(
+            f"stats.{key} has shape {sample.shape}, expected one row of at least one value."
+        )
     return sample
 
 
@@ -154,8 +171,8 @@ class Stationarity:
     """Whether a cell (an arm at a load, its seeds pooled) is stationary.
 
     verdict          `steady`; `unsettled`: the warm-up has no end in the first half of the run;
-                     `saturated`: the queue grows, or the offered work exceeds the capacity;
-                     `too short`: fewer than 100 arrivals per seed, and no drift that they could show;
+                     `saturated`: the queue grows, or the offered work exceeds the capacity; `too
+                     short`: fewer than 100 arrivals per seed, and no drift that they could show;
                      `closed loop`: arrivals wait for finished requests, so that no queue can grow
     drift_p          p value of the drift test; None without two arrivals at different times
     drift_rps        growth of the queue, requests per second; None as above
@@ -170,7 +187,8 @@ class Stationarity:
 
 @dataclass(frozen=True)
 class Drift:
-    """Growth of a queue in requests per second, and the p value of the test that it is above zero."""
+    """Growth of a queue in requests per second, and the p value of the test that it is above
+    zero."""
 
     rate_rps: float
     p: float
@@ -220,7 +238,9 @@ def drift_test(runs: Sequence[Run]) -> Drift | None:
     """
     from scipy.special import stdtr  # scipy.stats would cost half a second
 
-    changes_by_run = [changes(run) for run in runs if len(run.arrived_s) > 1 and np.ptp(run.arrived_s) > 0]
+    changes_by_run = [
+        changes(run) for run in runs if len(run.arrived_s) > 1 and np.ptp(run.arrived_s) > 0
+    ]
     if not changes_by_run:
         return None
     grown, counts = sum(values.sum() for values in changes_by_run), np.concatenate(changes_by_run)
@@ -250,7 +270,9 @@ def mser5(values: Times) -> int:
     result of half says that the warm-up did not end.
     """
     batches = len(values) // _BATCH
-    means = np.asarray(values[: batches * _BATCH], dtype=np.float64).reshape(batches, _BATCH).mean(1)
+    means = (
+        np.asarray(values[: batches * _BATCH], dtype=np.float64).reshape(batches, _BATCH).mean(1)
+    )
     scores = _scores(means)[: batches // 2 + 1]
     equal = (1e-9 * np.abs(means).max(initial=0.0)) ** 2  # what rounding makes of equal means
     return _BATCH * int(np.argmax(scores <= scores.min() + equal))
@@ -277,7 +299,10 @@ Ints = NDArray[np.int64]
 DRAWS = 1000
 MOST_DRAWN = 2048  #: clusters that are drawn one by one; of more, those with equal remainders are drawn together
 SKEWED = 10  #: clusters from which their skewness can be estimated
-LEAST_SEEDS, LEAST_GROUPS = 4, 10  #: fewer seeds or groups, but more than one, give intervals that are too narrow
+LEAST_SEEDS, LEAST_GROUPS = (
+    4,
+    10,
+)  #: fewer seeds or groups, but more than one, give intervals that are too narrow
 _SEED = 20240229
 
 
@@ -326,7 +351,8 @@ class Error:
 class _Level:
     """One level of clusters: what it adds to the variance and the third cumulant of an estimate.
 
-    `covariance`  of the numerators' errors and the denominators, relative to the estimate and to the mean denominator
+    `covariance`  of the numerators' errors and the denominators, relative to the estimate and to
+                  the mean denominator
     """
 
     variance: float
@@ -362,10 +388,12 @@ def ratio_error(above: Floats, below: Floats) -> Error | None:
 
 
 def _level(above: Floats, below: Floats, value: float) -> _Level:
-    """Return the bootstrap variance of sum(above) ÷ sum(below) over k clusters, shape (k,), and its third cumulant.
+    """Return the bootstrap variance of sum(above) ÷ sum(below) over k clusters, shape (k,), and its
+    third cumulant.
 
-    Time and memory of the draws grow with the number of clusters. Of very many, random groups are drawn instead: their
-    sums give the same variance (Wolter, Introduction to Variance Estimation, 2007, chapter 2).
+    Time and memory of the draws grow with the number of clusters. Of very many, random groups are
+    drawn instead: their sums give the same variance (Wolter, Introduction to Variance Estimation,
+    2007, chapter 2).
     """
     count = len(above)
     drawn = min(count, MOST_DRAWN)
@@ -377,21 +405,25 @@ def _level(above: Floats, below: Floats, value: float) -> _Level:
     squares = float((influence**2).mean())
     if count < SKEWED or squares == 0:
         return _Level(variance, drawn - 1)
-    skewness = float((influence**3).mean()) / squares**1.5 * math.sqrt(count * (count - 1)) / (count - 2)
+    skewness = (
+        float((influence**3).mean()) / squares**1.5 * math.sqrt(count * (count - 1)) / (count - 2)
+    )
     covariance = float(influence @ (below / below.mean() - 1)) / (count * (count - 1))
     return _Level(variance, drawn - 1, skewness * variance**1.5 / math.sqrt(count), covariance)
 
 
 @functools.cache
 def drawn_counts(count: int) -> Floats:
-    """Return how often each draw takes each of `count` clusters, shape (draws, count); fixed random seed."""
+    """Return how often each draw takes each of `count` clusters, shape (draws, count); fixed random
+    seed."""
     rng = np.random.default_rng([_SEED, count])
     drawn = rng.multinomial(count, np.full(count, 1 / count), DRAWS)
     return drawn.astype(np.float64)
 
 
 def positive_ratio(above: Floats, below: Floats) -> Interval:
-    """Return the interval of sum(above) ÷ sum(below) for a positive quantity, such as a time or a speedup.
+    """Return the interval of sum(above) ÷ sum(below) for a positive quantity, such as a time or a
+    speedup.
 
     On the log scale, by the delta method: estimate · exp(± t · error / estimate), so that no end is
     negative. The scale takes account of skewness.
@@ -405,7 +437,8 @@ def positive_ratio(above: Floats, below: Floats) -> Interval:
 
 
 def positive_ratio_p(above: Floats, below: Floats, null: float) -> float:
-    """Return the two-sided p value of a ratio of `null`, by the interval of `positive_ratio`; NaN where it has none."""
+    """Return the two-sided p value of a ratio of `null`, by the interval of `positive_ratio`; NaN
+    where it has none."""
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
     if error is None or value == 0:
@@ -416,15 +449,19 @@ def positive_ratio_p(above: Floats, below: Floats, null: float) -> float:
 
 
 def ratio(above: Floats, below: Floats) -> Interval:
-    """Return the interval of sum(above) ÷ sum(below) for a quantity of any sign: estimate - T · error.
+    """Return the interval of sum(above) ÷ sum(below) for a quantity of any sign: estimate - T ·
+    error.
 
-    T is the statistic whose transform is ± t, so that the interval reaches further to the side of the long tail.
+    T is the statistic whose transform is ± t, so that the interval reaches further to the side of
+    the long tail.
     """
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
     if error is None:
         return Interval(value, None, None)
-    low, high = (value - error.size * _studentised(error, sign * _quantile(error)) for sign in (1, -1))
+    low, high = (
+        value - error.size * _studentised(error, sign * _quantile(error)) for sign in (1, -1)
+    )
     return Interval(value, low, high)
 
 
@@ -434,12 +471,14 @@ def share(above: Floats, below: Floats) -> Interval:
 
 
 def _studentised(error: Error, normal: float) -> float:
-    """Return T = (estimate - truth) ÷ error whose transform T + b T² + b² T³ / 3 + a / 6 is `normal`.
+    """Return T = (estimate - truth) ÷ error whose transform T + b T² + b² T³ / 3 + a / 6 is
+    `normal`.
 
-    Of a mean of skewed values, T itself is skewed to the other side: it is the ratio of two correlated quantities. With
-    a = skewness and b = a / 3 the transform is free of skewness to first order, and monotone (Hall, Journal of the
-    Royal Statistical Society B 1992). Of a ratio, the error also moves with the estimate, by the covariance of its
-    numerators' errors and its denominators. That adds to T's coefficient of T², and is subtracted from b.
+    Of a mean of skewed values, T itself is skewed to the other side: it is the ratio of two
+    correlated quantities. With a = skewness and b = a / 3 the transform is free of skewness to
+    first order, and monotone (Hall, Journal of the Royal Statistical Society B 1992). Of a ratio,
+    the error also moves with the estimate, by the covariance of its numerators' errors and its
+    denominators. That adds to T's coefficient of T², and is subtracted from b.
     """
     shifted = normal - error.skewness / 6
     if abs(error.bend) < 1e-9:
@@ -453,7 +492,8 @@ def _quantile(error: Error) -> float:
 
 
 def describe_few(seeds: int, groups: int) -> str | None:
-    """Return a caveat for intervals over too few seeds or groups; None where there are enough, or one, of both."""
+    """Return a caveat for intervals over too few seeds or groups; None where there are enough, or
+    one, of both."""
     few = [f"{groups} groups (documents)"] * (1 < groups < LEAST_GROUPS)
     few += [f"{seeds} seeds (arrivals)"] * (1 < seeds < LEAST_SEEDS)
     if not few:
@@ -470,7 +510,8 @@ def describe_few(seeds: int, groups: int) -> str | None:
 
 
 def share_interval(right: int, total: int, level: float = 0.95) -> Interval:
-    """Return a share and its exact binomial interval (Clopper-Pearson 1934), which has a width even for 0 or 1."""
+    """Return a share and its exact binomial interval (Clopper-Pearson 1934), which has a width even
+    for 0 or 1."""
     from scipy.special import betaincinv  # slow to import, and rarely needed
 
     if not 0 <= right <= total or total < 1:
@@ -485,7 +526,8 @@ def share_interval(right: int, total: int, level: float = 0.95) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """Prompts that only one of two arms got right, and the p value of this split for equally good arms."""
+    """Prompts that only one of two arms got right, and the p value of this split for equally good
+    arms."""
 
     only_first: int
     only_second: int
@@ -493,7 +535,8 @@ class McNemar:
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
-    """Exact two-sided McNemar test of two arms on the same prompts: min(1, 2 · P(X ≤ min(b, c))), X ~ Bin(b + c, ½).
+    """Exact two-sided McNemar test of two arms on the same prompts: min(1, 2 · P(X ≤ min(b, c))), X
+    ~ Bin(b + c, ½).
 
     Prompts that both got right, or both wrong, are ignored; without any others the p value is 1.
     """
@@ -521,15 +564,20 @@ SHARE: Kind = share
 
 
 def mean_interval(values: Floats, groups: Groups, kind: Kind = SIGNED) -> Interval:
-    """Return the mean of values, shape (questions,), with a 95 % interval; other parameters as in `ratio_interval`."""
+    """Return the mean of values, shape (questions,), with a 95 % interval; other parameters as in
+    `ratio_interval`."""
     return interval_of_ratio(values, np.ones(len(values)), groups, kind)
 
 
-def interval_of_ratio(above: Floats, below: Floats, groups: Groups, kind: Kind = SIGNED) -> Interval:
-    """Return sum(above) ÷ sum(below) over questions, both of shape (questions,), with a 95 % interval.
+def interval_of_ratio(
+    above: Floats, below: Floats, groups: Groups, kind: Kind = SIGNED
+) -> Interval:
+    """Return sum(above) ÷ sum(below) over questions, both of shape (questions,), with a 95 %
+    interval.
 
-    `groups`  the document of each question. Questions of one document share passages and are not independent, so
-              whole documents are drawn with replacement, and both sums are taken over the same draw
+    `groups`  the document of each question. Questions of one document share passages and are not
+              independent, so whole documents are drawn with replacement, and both sums are taken
+              over the same draw
 
     Bounds use t quantiles of the bootstrap's standard error, and the skewness of the documents
     (coverage: benchmarks/coverage). One document gives no bounds.
@@ -539,7 +587,8 @@ def interval_of_ratio(above: Floats, below: Floats, groups: Groups, kind: Kind =
 
 
 def separated(difference: Interval) -> bool:
-    """Return whether the interval of a difference excludes zero, so that the difference is shown."""
+    """Return whether the interval of a difference excludes zero, so that the difference is
+    shown."""
     low, high = difference.low, difference.high
     return low is not None and high is not None and (low > 0 or high < 0)
 
@@ -563,7 +612,8 @@ class Estimate(NamedTuple):
 
 
 def block_estimates(values: Floats) -> dict[str, Estimate] | None:
-    """Return mean and percentiles of `values`, shape (n,), in order of time; None where all are NaN.
+    """Return mean and percentiles of `values`, shape (n,), in order of time; None where all are
+    NaN.
 
     NaN values are ignored. Blocks are resampled with replacement (Carlstein 1986), so that requests
     that waited for the same event stay together.
@@ -587,7 +637,8 @@ def number_of_blocks(requests: int) -> int:
 
 
 def _errors(values: Floats, block: NDArray[np.int64], blocks: int) -> dict[str, float | None]:
-    """Return standard errors, corrected for the bootstrap variance of k blocks, which is too small by (k − 1) / k."""
+    """Return standard errors, corrected for the bootstrap variance of k blocks, which is too small
+    by (k − 1) / k."""
     counts = drawn_counts(blocks)
     sizes = counts @ np.bincount(block, minlength=blocks)
     counts, sizes = counts[sizes > 0], sizes[sizes > 0]
@@ -597,7 +648,9 @@ def _errors(values: Floats, block: NDArray[np.int64], blocks: int) -> dict[str, 
     if len(thresholds) > _THRESHOLDS:
         thresholds = np.unique(np.quantile(values, np.linspace(0, 1, _THRESHOLDS), method="higher"))
     threshold = np.searchsorted(thresholds, values)
-    cells = np.bincount(block * len(thresholds) + threshold, minlength=counts.shape[1] * len(thresholds))
+    cells = np.bincount(
+        block * len(thresholds) + threshold, minlength=counts.shape[1] * len(thresholds)
+    )
     below = counts @ cells.reshape(-1, len(thresholds)).cumsum(1)
     required = {name: percent / 100 * sizes for name, percent in PERCENTS.items()}
     draws |= {name: thresholds[(below < least[:, None]).sum(1)] for name, least in required.items()}
@@ -619,7 +672,8 @@ class Verdict:
     `arm`     the arm that was measured
     `what`    description of the number, with its unit
     `value`   the measured value
-    `least`, `most`  inclusive limits; None: no limit on that side. Without limits the number is only reported
+    `least`, `most`  inclusive limits; None: no limit on that side. Without limits the number is
+                     only reported
     """
 
     bar: str
@@ -637,7 +691,9 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether the number is within its limits."""
-        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+        return (self.least is None or self.value >= self.least) and (
+            self.most is None or self.value <= self.most
+        )
 
     @property
     def limits(self) -> str:
@@ -662,10 +718,15 @@ def verdict_of(entry: Mapping[str, Any]) -> Verdict:
 
 
 def expected_prefix(parts: int, part_tokens: int, earlier: int) -> float:
-    """Return E[LCP] in tokens of a random order of `parts` equal parts with the closest of `earlier` random orders.
+    """Return E[LCP] in tokens of a random order of `parts` equal parts with the closest of
+    `earlier` random orders.
 
     The first j parts agree with one order with probability p_j = (parts − j)! ÷ parts!, and with at
     least one of n independent orders with 1 − (1 − p_j)^n; the expectation is the sum over j.
     """
-    match_probabilities = [math.factorial(parts - j) / math.factorial(parts) for j in range(1, parts + 1)]
-    return part_tokens * sum(1 - (1 - probability) ** earlier for probability in match_probabilities)
+    match_probabilities = [
+        math.factorial(parts - j) / math.factorial(parts) for j in range(1, parts + 1)
+    ]
+    return part_tokens * sum(
+        1 - (1 - probability) ** earlier for probability in match_probabilities
+    )

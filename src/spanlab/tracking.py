@@ -92,7 +92,9 @@ def tracked(
         _stopped(error)
 
 
-def _start(settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path) -> Any:
+def _start(
+    settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path
+) -> Any:
     """Start a wandb run; None if that fails."""
     try:
         import wandb
@@ -114,7 +116,8 @@ def _start(settings: TrackingSettings, name: str, group: str, config: dict[str, 
 
 
 def _quiet(wandb: Any) -> Any:
-    """Return settings without output and without sampling of the machine, which would disturb measurements."""
+    """Return settings without output and without sampling of the machine, which would disturb
+    measurements."""
     return wandb.Settings(
         silent=True,
         console="off",

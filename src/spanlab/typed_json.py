@@ -31,7 +31,8 @@ _EXPECTED = {
 
 
 def from_json(text: bytes, kind: type[T], unknown: Literal["forbid", "ignore"] = "forbid") -> T:
-    """Return JSON as `kind`, such as a dataclass; no value is converted, and unknown keys are errors, or ignored.
+    """Return JSON as `kind`, such as a dataclass; no value is converted, and unknown keys are
+    errors, or ignored.
 
     Raises ValueError: `key[0].name=VALUE: expected X`.
     """
@@ -57,12 +58,15 @@ def of_kind(value: object, kind: type[T], path: str) -> T:
 def first_mistake(error: ValidationError, root: str = "") -> str:
     """Return one sentence about the first invalid value, with its path below `root`.
 
-    The ValueError of a validator says what follows on the path of its object: `KEY=VALUE: expected X`.
+    The ValueError of a validator says what follows on the path of its object: `KEY=VALUE: expected
+    X`.
     """
     mistake = error.errors(include_url=False)[0]
     path = root
     for step in mistake["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f".{shown(step)}" if step != "[key]" else ""
+        path += (
+            f"[{step}]" if isinstance(step, int) else f".{shown(step)}" if step != "[key]" else ""
+        )
     path, kind, context = path.removeprefix("."), mistake["type"], mistake.get("ctx", {})
     if kind == "json_invalid":
         return f"expected JSON, but {context['error']}"

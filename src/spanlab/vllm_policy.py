@@ -1,7 +1,9 @@
-"""Eviction orders as cache policies of vLLM, which keeps KV chunks in CPU memory (`CachePolicyFactory`, 0.32 and 0.33).
+"""Eviction orders as cache policies of vLLM, which keeps KV chunks in CPU memory
+(`CachePolicyFactory`, 0.32 and 0.33).
 
-With `cache_policy_module_path=spanlab.vllm_policy`, vLLM looks up `eviction_policy` here: `spanlab_sieve` is the order
-`sieve` with its defaults. A policy with options, or a policy of a plugin, is one line in a module that vLLM can import:
+With `cache_policy_module_path=spanlab.vllm_policy`, vLLM looks up `eviction_policy` here:
+`spanlab_sieve` is the order `sieve` with its defaults. A policy with options, or a policy of a
+plugin, is one line in a module that vLLM can import:
 
     protected = cache_policy("slru", protected=0.5)
 
@@ -43,7 +45,8 @@ class Request(Protocol):
 
 
 class ChunkPolicy:
-    """vLLM's interface `CachePolicy` over an eviction order; chunks that are written or read are locked.
+    """vLLM's interface `CachePolicy` over an eviction order; chunks that are written or read are
+    locked.
 
     `order`    name of the eviction order
     `options`  options of the order, by name
@@ -71,7 +74,8 @@ class ChunkPolicy:
         return self._chunks.get(key)
 
     def insert(self, key: bytes, chunk: Chunk, req_context: Request | None = None) -> None:
-        """Store a chunk, locked until it is written; since 0.33, vLLM names the request that stores it."""
+        """Store a chunk, locked until it is written; since 0.33, vLLM names the request that stores
+        it."""
         tokens = string_of([np.frombuffer(blake2b(key, digest_size=4 * WIDTH).digest(), np.int32)])
         leaf = self._store.insert(self._root, tokens, WIDTH, (), 0)
         self._chunks[key], self._leaves[key], self._keys[leaf] = chunk, leaf, key
@@ -105,7 +109,8 @@ class ChunkPolicy:
         reused_keys: set[bytes],
         req_context: Request,
     ) -> None:
-        """Count a use of the chunks that a request has read, and renew the age of its other chunks."""
+        """Count a use of the chunks that a request has read, and renew the age of its other
+        chunks."""
         for key in reversed(_in_prefix_order(key_groups, req_context)):
             leaf = self._leaves.get(key)
             if leaf is not None and key in reused_keys:
@@ -114,8 +119,13 @@ class ChunkPolicy:
                 self._store.refresh(leaf, 0)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Chunk]] | None:
-        """Evict `n` idle chunks that are not protected; return None, without a change, if there are fewer."""
-        pinned = [leaf for key in protected if (leaf := self._leaves.get(key)) is not None and not leaf.locks]
+        """Evict `n` idle chunks that are not protected; return None, without a change, if there are
+        fewer."""
+        pinned = [
+            leaf
+            for key in protected
+            if (leaf := self._leaves.get(key)) is not None and not leaf.locks
+        ]
         idle = self._tree.num_leaves - self._store.kv_locked // WIDTH
         if idle - len(pinned) < n:
             return None
@@ -157,7 +167,8 @@ class _Removed:
 
 
 def cache_policy(order: str, **options: Any) -> type:
-    """Return a class for vLLM's `CachePolicyFactory`; ValueError for an order that reads requests."""
+    """Return a class for vLLM's `CachePolicyFactory`; ValueError for an order that reads
+    requests."""
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
     checked(order, options)
@@ -169,7 +180,9 @@ def checked(order: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an order that vLLM cannot run, and for unknown options."""
     unsupported = {*EVICTION_ORDERS.needing(FUTURE), *EVICTION_ORDERS.needing(REQUESTS)}
     one_of("eviction_policy", order, [name for name in EVICTION_ORDERS if name not in unsupported])
-    EVICTION_ORDERS.check("cache_policy.options", order, f"cache_policy.eviction_policy={order}", options)
+    EVICTION_ORDERS.check(
+        "cache_policy.options", order, f"cache_policy.eviction_policy={order}", options
+    )
 
 
 def __getattr__(name: str) -> type:
@@ -180,7 +193,8 @@ def __getattr__(name: str) -> type:
 
 
 def _in_prefix_order(key_groups: Sequence[Sequence[bytes]], request: Request) -> list[bytes]:
-    """Return the keys of all layer groups sorted by their ends in the prompt, if all ends are known."""
+    """Return the keys of all layer groups sorted by their ends in the prompt, if all ends are
+    known."""
     keys = [key for group in key_groups for key in group]
     ends = {key: end for key in keys if (end := request.get_offload_key_position(key)) is not None}
     return sorted(keys, key=ends.__getitem__) if len(ends) == len(keys) else keys

@@ -1,11 +1,14 @@
 """Attention of packed queries over spans of a paged pool, in three forms of the same mathematics.
 
-A stored span s begins at a different position in every prompt that reads it. Since R(a) R(b) = R(a + b) and rotations
-are orthogonal, ⟨R(p) q, R(o + j) k⟩ = ⟨R(p - o) q, R(j) k⟩, and the rotation can be done in three ways:
+A stored span s begins at a different position in every prompt that reads it. Since R(a) R(b) = R(a
++ b) and rotations are orthogonal, ⟨R(p) q, R(o + j) k⟩ = ⟨R(p - o) q, R(j) k⟩, and the rotation can
+be done in three ways:
 
 KR   keys are stored un-rotated and rotated when they are read (deferred RoPE);
-QR   keys are stored rotated by their position within the span, and the query is rotated once per span;
-MAT  keys are stored rotated to their final position, and only queries are rotated, by their own shift.
+QR   keys are stored rotated by their position within the span, and the query is rotated once per
+     span;
+MAT  keys are stored rotated to their final position, and only queries are rotated, by their own
+     shift.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ def attend(
     scale: float,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of `query` [T, Hq, D] over the spans of `batch` in pages [P, page_size, Hkv, D].
+    """Softmax attention of `query` [T, Hq, D] over the spans of `batch` in pages [P, page_size,
+    Hkv, D].
 
     Key j of span s has index span_index[s] + j in its prompt, and row i sees it iff that is at most
     query_index[i]. The score is scale · ⟨R(a) q, R(b) k⟩, with a = query_shift[i] -
@@ -70,9 +74,10 @@ def attend(
     first `table.rotary_dim` channels: pairs (i, i + rotary_dim / 2), or (2i, 2i + 1) when
     `interleaved`. Query head h reads kv head h // (Hq / Hkv). Rotation and softmax are float32.
 
-    Returns out [T, Hq, D] in the dtype of `query` and the log-sum-exp of the scores, natural, float32 [T, Hq]; 0 and
-    -inf for a row that sees no key. Every key of a span must have been written, also those that no row sees. A page may
-    occur in several spans and groups, at different positions. ValueError for arguments that do not match.
+    Returns out [T, Hq, D] in the dtype of `query` and the log-sum-exp of the scores, natural,
+    float32 [T, Hq]; 0 and -inf for a row that sees no key. Every key of a span must have been
+    written, also those that no row sees. A page may occur in several spans and groups, at different
+    positions. ValueError for arguments that do not match.
     """
     scores = Scores(form, table, scale, interleaved)
     check(query, key_pages, value_pages, batch, scores)

@@ -25,10 +25,11 @@ Numbers = NDArray[np.int64]
 class Span:
     """A run of keys in the pool, as one prompt sees it.
 
-    Its key j, for j in [0, length), has index `index` + j in the prompt and is rotated to position `position` + j. Keys
-    are consecutive in `pages`, from slot `offset` of the first page on. In form QR, where keys are stored rotated,
-    `position` is that of a key stored at angle 0: for a part of a stored span, the position of the first key of the
-    whole span. For a batch over a page table, `pages` is a range of indices of the table.
+    Its key j, for j in [0, length), has index `index` + j in the prompt and is rotated to position
+    `position` + j. Keys are consecutive in `pages`, from slot `offset` of the first page on. In
+    form QR, where keys are stored rotated, `position` is that of a key stored at angle 0: for a
+    part of a stored span, the position of the first key of the whole span. For a batch over a page
+    table, `pages` is a range of indices of the table.
     """
 
     index: int
@@ -40,10 +41,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Group:
-    """Query rows that see the same spans; a row sees the keys whose index in the prompt is at most its own.
+    """Query rows that see the same spans; a row sees the keys whose index in the prompt is at most
+    its own.
 
-    `query_index` has the index of each row in the prompt, in any order, and `query_shift` the positions by which it
-    still has to be rotated; None where rows are rotated to their positions already.
+    `query_index` has the index of each row in the prompt, in any order, and `query_shift` the
+    positions by which it still has to be rotated; None where rows are rotated to their positions
+    already.
     """
 
     query_index: Sequence[int] | Numbers
@@ -52,7 +55,8 @@ class Group:
 
 
 class Spans(NamedTuple):
-    """Spans as int64 arrays [S]: the fields of `Span`, with the index of the first page in a page table."""
+    """Spans as int64 arrays [S]: the fields of `Span`, with the index of the first page in a page
+    table."""
 
     index: Numbers
     length: Numbers
@@ -66,7 +70,8 @@ class Spans(NamedTuple):
 
 
 class GroupArrays(NamedTuple):
-    """Groups as int64 arrays: numbers of rows and spans [G], index and shift of all rows [T], and all spans."""
+    """Groups as int64 arrays: numbers of rows and spans [G], index and shift of all rows [T], and
+    all spans."""
 
     rows: Numbers
     spans: Numbers
@@ -78,9 +83,14 @@ class GroupArrays(NamedTuple):
 def flatten(groups: Sequence[Group]) -> GroupArrays:
     """Groups as arrays; the pages of their spans are ranges of indices of a page table."""
     spans = [
-        (span.index, span.length, span.position, span.pages[0], span.offset) for group in groups for span in group.spans
+        (span.index, span.length, span.position, span.pages[0], span.offset)
+        for group in groups
+        for span in group.spans
     ]
-    shifts = [[0] * len(group.query_index) if group.query_shift is None else group.query_shift for group in groups]
+    shifts = [
+        [0] * len(group.query_index) if group.query_shift is None else group.query_shift
+        for group in groups
+    ]
     return GroupArrays(
         np.array([len(group.query_index) for group in groups], np.int64),
         np.array([len(group.spans) for group in groups], np.int64),
@@ -95,19 +105,25 @@ def joined(parts: Sequence[GroupArrays]) -> GroupArrays:
     if len(parts) == 1:
         return parts[0]
     *columns, of_span = zip(*parts, strict=True)
-    return GroupArrays(*map(concatenated, columns), Spans(*map(concatenated, zip(*of_span, strict=True))))
+    return GroupArrays(
+        *map(concatenated, columns), Spans(*map(concatenated, zip(*of_span, strict=True)))
+    )
 
 
 def concatenated(parts: Iterable[Sequence[int] | Numbers]) -> Numbers:
     """All parts as one int64 array."""
-    return np.concatenate([np.empty(0, np.int64), *(np.asarray(values, np.int64) for values in parts)])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.asarray(values, np.int64) for values in parts)]
+    )
 
 
 def check_group(group: Group, page_size: int) -> None:
     """Raise ValueError for a group that is invalid for a pool of this page size."""
     shift = group.query_shift
     if shift is not None and len(shift) != len(group.query_index):
-        raise ValueError(f"query_shift must be as long as query_index, {len(group.query_index)}, not {len(shift)}.")
+        raise ValueError(
+            f"query_shift must be as long as query_index, {len(group.query_index)}, not {len(shift)}."
+        )
     if len(group.query_index) and min(group.query_index) < 0:
         raise ValueError(f"query_index must not be negative, as {min(group.query_index)} is.")
     for span in group.spans:
@@ -118,7 +134,9 @@ def check_group(group: Group, page_size: int) -> None:
                 f"index and position of a span must not be negative, not {span.index} and {span.position}."
             )
         if not 0 <= span.offset < page_size:
-            raise ValueError(f"offset of a span must lie in [0, {page_size}), its first page, not {span.offset}.")
+            raise ValueError(
+                f"offset of a span must lie in [0, {page_size}), its first page, not {span.offset}."
+            )
         needed = -(-(span.offset + span.length) // page_size)
         if len(span.pages) != needed:
             subject = f"pages of a span of length {span.length} at offset {span.offset}"
@@ -142,7 +160,8 @@ class Scores(NamedTuple):
 
 
 class Starts(NamedTuple):
-    """First row and first span of each group [G + 1] and first key of each span [S + 1], int64 on the host."""
+    """First row and first span of each group [G + 1] and first key of each span [S + 1], int64 on
+    the host."""
 
     rows: Numbers
     spans: Numbers
@@ -150,7 +169,8 @@ class Starts(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Every key of every span of a batch in order, int64 [K]: slot in the pool, index in the prompt, position."""
+    """Every key of every span of a batch in order, int64 [K]: slot in the pool, index in the
+    prompt, position."""
 
     slot: Tensor
     prompt_index: Tensor
@@ -161,8 +181,9 @@ class Keys(NamedTuple):
 class SpanBatch:
     """Groups flattened to int32 tensors on one device, for G groups of T rows and S spans.
 
-    Rows of group g are [query_starts[g], query_starts[g + 1]), its spans [span_starts[g], span_starts[g + 1]), and the
-    pages of span s begin at pages[span_pages[s]]. The tensors must not change: plans are cached by batch.
+    Rows of group g are [query_starts[g], query_starts[g + 1]), its spans [span_starts[g],
+    span_starts[g + 1]), and the pages of span s begin at pages[span_pages[s]]. The tensors must not
+    change: plans are cached by batch.
     """
 
     query_starts: Tensor  # [G + 1]
@@ -223,7 +244,9 @@ class SpanBatch:
     def keys(self) -> Keys:
         """All keys one by one, for code that does not iterate over spans."""
         length, count = self.span_length.long(), int(self.starts.keys[-1])
-        span = torch.repeat_interleave(torch.arange(len(length), device=self.device), length, output_size=count)
+        span = torch.repeat_interleave(
+            torch.arange(len(length), device=self.device), length, output_size=count
+        )
         within = torch.arange(len(span), device=self.device) - self.key_starts[span]
         from_page = self.span_offset[span] + within
         page = self.pages[self.span_pages[span] + from_page // self.page_size].long()
@@ -231,7 +254,8 @@ class SpanBatch:
         return Keys(slot, self.span_index[span] + within, self.span_position[span] + within)
 
     def of_rows(self, rows: Tensor) -> SpanBatch:
-        """The batch of some rows, int64 [K] increasing, of a batch of one group, without a device synchronisation.
+        """The batch of some rows, int64 [K] increasing, of a batch of one group, without a device
+        synchronisation.
 
         `min_shift` and `max_shift` remain those of all rows.
         """
@@ -249,25 +273,34 @@ class SpanBatch:
         )
 
 
-def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, page_size: int) -> SpanBatch:
+def span_batch(
+    groups: Sequence[Group], device: torch.device | str = "cpu", *, page_size: int
+) -> SpanBatch:
     """Flatten `groups` and copy them to `device`; ValueError for invalid groups.
 
-    `page_size` is that of the pool, a power of two. A span has as many pages as its offset and length need.
+    `page_size` is that of the pool, a power of two. A span has as many pages as its offset and
+    length need.
     """
     _check_page_size(page_size)
     for group in groups:
         check_group(group, page_size)
     spans = [span for group in groups for span in group.spans]
     table = concatenated([span.pages for span in spans])
-    pages, count = torch.from_numpy(table.astype(np.int32)).to(device), int(table.max(initial=-1)) + 1
+    pages, count = (
+        torch.from_numpy(table.astype(np.int32)).to(device),
+        int(table.max(initial=-1)) + 1,
+    )
     firsts = starts_of(np.array([len(span.pages) for span in spans], np.int64))[:-1]
     arrays = flatten(groups)
     arrays = arrays._replace(of_span=arrays.of_span._replace(first_page=firsts))
     return pack(arrays, pages, page_size=page_size, page_count=count)
 
 
-def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int, send: Send | None = None) -> SpanBatch:
-    """Copy groups to the device of `pages`, int32, the page table that their spans refer to, in one transfer.
+def pack(
+    groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int, send: Send | None = None
+) -> SpanBatch:
+    """Copy groups to the device of `pages`, int32, the page table that their spans refer to, in one
+    transfer.
 
     `send` replaces `to_device`, and may copy the numbers later, before the batch is read. Every
     page in the table is less than `page_count`. ValueError for a page size that is no power of two.
@@ -310,13 +343,17 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int,
 
 def _least(index: Numbers, spans: Numbers) -> Numbers:
     """The least index from each span to the last of its group, [S]; 0 for spans without a group."""
-    group = np.repeat(np.arange(len(spans)), spans) << 32  # above any index, so that the minimum is within the group
+    group = (
+        np.repeat(np.arange(len(spans)), spans) << 32
+    )  # above any index, so that the minimum is within the group
     least = np.zeros_like(index)
     least[: len(group)] = np.minimum.accumulate((index[: len(group)] + group)[::-1])[::-1] - group
     return least
 
 
-def to_device(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def to_device(
+    arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
     """Copy arrays to aligned tensors on `device` in one transfer."""
     padded = [len(values) + -len(values) % ALIGNED for values in arrays]
     packed = torch.zeros(sum(padded), dtype=dtype, pin_memory=device.type == "cuda")
@@ -347,7 +384,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
 
 
-def check(query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores) -> None:
+def check(
+    query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores
+) -> None:
     """Raise ValueError for the first invalid argument, without reading numbers from the device."""
     form, table, scale, _ = scores
     if form not in FORMS:
@@ -362,12 +401,18 @@ def check(query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatc
             f"value_pages must be like key_pages, {tuple(key_pages.shape)}, not {tuple(value_pages.shape)}."
         )
     if table.rotary_dim > query.shape[2]:
-        raise ValueError(f"table.rotary_dim must be at most head_dim, {query.shape[2]}, not {table.rotary_dim}.")
+        raise ValueError(
+            f"table.rotary_dim must be at most head_dim, {query.shape[2]}, not {table.rotary_dim}."
+        )
     if table.device != query.device:
-        raise ValueError(f"table must lie on the device of query, {query.device}, not on {table.device}.")
+        raise ValueError(
+            f"table must lie on the device of query, {query.device}, not on {table.device}."
+        )
     reach = batch.reach(form)
     if table.length <= reach:
-        raise ValueError(f"table.length must exceed the largest shift of form {form}, {reach}, not {table.length}.")
+        raise ValueError(
+            f"table.length must exceed the largest shift of form {form}, {reach}, not {table.length}."
+        )
 
 
 def _check_query(query: Tensor, batch: SpanBatch) -> None:
@@ -379,25 +424,43 @@ def _check_query(query: Tensor, batch: SpanBatch) -> None:
     if len(query) != batch.rows:
         raise ValueError(f"query must have the rows of its batch, {batch.rows}, not {len(query)}.")
     if query.device != batch.device:
-        raise ValueError(f"query must lie on the device of its batch, {batch.device}, not on {query.device}.")
+        raise ValueError(
+            f"query must lie on the device of its batch, {batch.device}, not on {query.device}."
+        )
     if query.stride(2) != 1:
-        raise ValueError(f"query must have its channels next to each other, not strides {query.stride()}.")
+        raise ValueError(
+            f"query must have its channels next to each other, not strides {query.stride()}."
+        )
     if query.shape[2] % 2 or query.shape[2] > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim of query must be even and at most {MAX_HEAD_DIM}, not {query.shape[2]}.")
+        raise ValueError(
+            f"head_dim of query must be even and at most {MAX_HEAD_DIM}, not {query.shape[2]}."
+        )
 
 
 def _check_pages(name: str, pages: Tensor, query: Tensor, batch: SpanBatch) -> None:
-    if pages.ndim != 4 or not pages.is_contiguous() or (pages.dtype, pages.device) != (query.dtype, query.device):
+    if (
+        pages.ndim != 4
+        or not pages.is_contiguous()
+        or (pages.dtype, pages.device) != (query.dtype, query.device)
+    ):
         raise ValueError(
             f"{name} must be contiguous [pages, page_size, kv_heads, head_dim] in {query.dtype} on {query.device}, "
             f"not {tuple(pages.shape)} in {pages.dtype} on {pages.device} with strides {pages.stride()}."
         )
     count, page_size, heads, head_dim = pages.shape
     if page_size != batch.page_size:
-        raise ValueError(f"{name} must have pages of the batch's size, {batch.page_size}, not {page_size}.")
+        raise ValueError(
+            f"{name} must have pages of the batch's size, {batch.page_size}, not {page_size}."
+        )
     if count < batch.page_count:
-        raise ValueError(f"{name} must have at least {batch.page_count} pages, which the batch names, not {count}.")
+        raise ValueError(
+            f"{name} must have at least {batch.page_count} pages, which the batch names, not {count}."
+        )
     if head_dim != query.shape[2]:
-        raise ValueError(f"{name} must have the head_dim of query, {query.shape[2]}, not {head_dim}.")
+        raise ValueError(
+            f"{name} must have the head_dim of query, {query.shape[2]}, not {head_dim}."
+        )
     if not heads or query.shape[1] % heads:
-        raise ValueError(f"{name} must have a number of kv heads that divides {query.shape[1]}, not {heads}.")
+        raise ValueError(
+            f"{name} must have a number of kv heads that divides {query.shape[1]}, not {heads}."
+        )

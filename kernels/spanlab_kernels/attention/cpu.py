@@ -1,6 +1,8 @@
-"""Attention over spans on the CPU: separate calls of torch's flash attention, merged by log-sum-exp.
+"""Attention over spans on the CPU: separate calls of torch's flash attention, merged by
+log-sum-exp.
 
-Attention over two sets of keys is the mean of both, weighted by exp of their log-sum-exps (arXiv 2205.14135, §3.1).
+Attention over two sets of keys is the mean of both, weighted by exp of their log-sum-exps (arXiv
+2205.14135, §3.1).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from spanlab_kernels.attention.reference import Angles, angles_at, flash, folded
 # Planning of the CPU path: groups of several rows become calls of dense attention.
 # ------------------------------------------------------------------------------
 
-MASKED_ROWS = 256  # scattered rows per mask, which bounds its size; keys before all of them need no mask
+MASKED_ROWS = (
+    256  # scattered rows per mask, which bounds its size; keys before all of them need no mask
+)
 SHORT_RUN = 16  # rows: for shorter runs, one mask is faster than one call per run
 COPIED_KEYS = 512  # of a run: up to this length, copying it next to its neighbour is faster than a separate call
 ROTATED_KEYS = 4  # per row of a call: up to this number, rotating the keys costs no more than rotating the rows
@@ -31,14 +35,17 @@ ROTATED_KEYS = 4  # per row of a call: up to this number, rotating the keys cost
 
 @dataclass(frozen=True)
 class Call:
-    """One call: rows [first, last) of the plan attend to keys [first, last) of the batch, by default to all."""
+    """One call: rows [first, last) of the plan attend to keys [first, last) of the batch, by
+    default to all."""
 
     rows: tuple[int, int]
     keys: tuple[int, int]
     key_shift: int  # positions by which keys still have to be rotated; applied to the query instead
     causal: bool = False  # row i sees keys up to i, both counted from the first
     masked: bool = False  # rows see the keys up to their index in the prompt
-    rotates_keys: bool = False  # keys are copied and rotated, so that spans of different shifts share the call
+    rotates_keys: bool = (
+        False  # keys are copied and rotated, so that spans of different shifts share the call
+    )
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,15 @@ class Plan:
     its calls, each with the slots of its keys in the pool: a slice where they are consecutive.
     """
 
-    order: Tensor | None  # rows of the batch in the order of the plan; None if the order is the same
+    order: (
+        Tensor | None
+    )  # rows of the batch in the order of the plan; None if the order is the same
     query_index: Tensor  # of each row, in the order of the plan
     query_shift: Tensor  # of each row, in the order of the plan
     keys: Keys
-    key_shifts: Tensor | None  # shift of each key in calls that rotate keys, int64 [K]; None without such calls
+    key_shifts: (
+        Tensor | None
+    )  # shift of each key in calls that rotate keys, int64 [K]; None without such calls
     groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]]
 
 
@@ -63,14 +74,22 @@ def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
 
     Cached for the last few batches, since all layers of a model use the same plan.
     """
-    rows, spans, starts = batch.query_starts.tolist(), batch.span_starts.tolist(), batch.key_starts.tolist()
+    rows, spans, starts = (
+        batch.query_starts.tolist(),
+        batch.span_starts.tolist(),
+        batch.key_starts.tolist(),
+    )
     group_of = torch.repeat_interleave(torch.arange(batch.groups), batch.query_starts.diff().long())
     # by group, then by index; an index is int32, so both fit into one sort key
     order = torch.argsort(group_of * (1 << 32) + batch.query_index, stable=True)
     query_index = batch.query_index[order]
     keys = batch.keys()
     slots = _Slots(keys.slot)
-    index, position, indices = batch.span_index.tolist(), batch.span_position.tolist(), query_index.tolist()
+    index, position, indices = (
+        batch.span_index.tolist(),
+        batch.span_position.tolist(),
+        query_index.tolist(),
+    )
     groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]] = []
     for group in range(batch.groups):
         if rows[group + 1] - rows[group] < 2:
@@ -79,22 +98,33 @@ def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
         calls = [
             _choose_rotation(call)
             for s in range(spans[group], spans[group + 1])
-            for call in _calls(runs, index[s], (starts[s], starts[s + 1]), position[s] if per_span else 0)
+            for call in _calls(
+                runs, index[s], (starts[s], starts[s + 1]), position[s] if per_span else 0
+            )
         ]
         merged = [(call, slots.of(call.keys)) for call in _merge_calls(calls, slots)]
         groups.append(((starts[spans[group]], starts[spans[group + 1]]), merged))
     rotates_keys = any(call.rotates_keys for _, calls in groups for call, _ in calls)
-    key_shifts = torch.repeat_interleave(batch.span_position, batch.span_length).long() if rotates_keys else None
+    key_shifts = (
+        torch.repeat_interleave(batch.span_position, batch.span_length).long()
+        if rotates_keys
+        else None
+    )
     in_order = torch.equal(order, torch.arange(len(order)))
-    return Plan(None if in_order else order, query_index, batch.query_shift[order], keys, key_shifts, groups)
+    return Plan(
+        None if in_order else order, query_index, batch.query_shift[order], keys, key_shifts, groups
+    )
 
 
 class _Rows:
-    """Rows [first, last) of one group, sorted by index in the prompt; in a run, indices are consecutive."""
+    """Rows [first, last) of one group, sorted by index in the prompt; in a run, indices are
+    consecutive."""
 
     def __init__(self, indices: list[int], first: int, last: int) -> None:
         self.indices, self.first, self.last = indices, first, last
-        self._ends = [row for row in range(first + 1, last) if indices[row] != indices[row - 1] + 1] + [last]
+        self._ends = [
+            row for row in range(first + 1, last) if indices[row] != indices[row - 1] + 1
+        ] + [last]
 
     def from_index(self, index: int) -> int:
         """The first row whose index in the prompt is `index` or more."""
@@ -130,7 +160,9 @@ def _calls(rows: _Rows, index: int, keys: tuple[int, int], key_shift: int) -> It
     if row < full < rows.last and full < rows.run_end(full - 1):
         full += 1  # the row of the last key belongs to the run before it
     while row < full:
-        visible_end = first_key + rows.indices[row] - index  # all rows see the keys before that of the first row
+        visible_end = (
+            first_key + rows.indices[row] - index
+        )  # all rows see the keys before that of the first row
         stop = min(full, rows.run_end(row))
         masked = stop < full and stop - row < SHORT_RUN
         if masked:
@@ -138,7 +170,13 @@ def _calls(rows: _Rows, index: int, keys: tuple[int, int], key_shift: int) -> It
         if visible_end > first_key:
             yield Call((row, stop), (first_key, visible_end), key_shift)
         last_visible = first_key + rows.indices[stop - 1] - index
-        yield Call((row, stop), (visible_end, last_visible + 1), key_shift, causal=not masked, masked=masked)
+        yield Call(
+            (row, stop),
+            (visible_end, last_visible + 1),
+            key_shift,
+            causal=not masked,
+            masked=masked,
+        )
         row = stop
     if full < rows.last:
         yield Call((full, rows.last), keys, key_shift)
@@ -147,15 +185,22 @@ def _calls(rows: _Rows, index: int, keys: tuple[int, int], key_shift: int) -> It
 def _choose_rotation(call: Call) -> Call:
     """The call, changed to rotate its keys instead of its rows where that is cheaper."""
     plain, rows = not (call.causal or call.masked), call.rows[1] - call.rows[0]
-    rotates = plain and call.key_shift > 0 and _length(call) <= min(COPIED_KEYS, ROTATED_KEYS * rows)
+    rotates = (
+        plain and call.key_shift > 0 and _length(call) <= min(COPIED_KEYS, ROTATED_KEYS * rows)
+    )
     return replace(call, key_shift=0, rotates_keys=True) if rotates else call
 
 
 def _merge_calls(calls: list[Call], slots: _Slots) -> Iterator[Call]:
-    """Merge consecutive calls of the same rows and angle where copying their keys together is faster."""
+    """Merge consecutive calls of the same rows and angle where copying their keys together is
+    faster."""
     waiting: Call | None = None
     for call in calls:
-        if waiting is not None and _can_merge(waiting, call) and _merging_is_faster(waiting, call, slots):
+        if (
+            waiting is not None
+            and _can_merge(waiting, call)
+            and _merging_is_faster(waiting, call, slots)
+        ):
             rotates = waiting.rotates_keys or call.rotates_keys
             waiting = replace(waiting, keys=(waiting.keys[0], call.keys[1]), rotates_keys=rotates)
             continue
@@ -192,11 +237,14 @@ def _length(call: Call) -> int:
 # merged at once.
 # ------------------------------------------------------------------------------
 
-READ_IN_PLACE = 64  # keys of a run: copying fewer next to the row's other keys is faster than a separate call
+READ_IN_PLACE = (
+    64  # keys of a run: copying fewer next to the row's other keys is faster than a separate call
+)
 
 
 class Run(NamedTuple):
-    """Keys [start, start + length) of the pool or of copies, and the number of rows that read them."""
+    """Keys [start, start + length) of the pool or of copies, and the number of rows that read
+    them."""
 
     start: int
     length: int
@@ -204,7 +252,8 @@ class Run(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Keys of one row that are copied together: slots and positions, int64 [K], and the runs of the copy."""
+    """Keys of one row that are copied together: slots and positions, int64 [K], and the runs of the
+    copy."""
 
     slot: Tensor
     position: Tensor
@@ -221,7 +270,8 @@ class RowPlan:
     `in_pool`  runs that are read in the pool
     `copies`   copied keys, of each row that has any
     `counts`   number of rows of each call
-    `joined`   int64 [G, M], entries of each target; the last one is repeated for a target with fewer than M
+    `joined`   int64 [G, M], entries of each target; the last one is repeated for a target with
+               fewer than M
     `missing`  bool [G, M, 1, 1], true for the repeated entries; None if there are none
     """
 
@@ -238,16 +288,25 @@ class RowPlan:
 def attend_rows(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, plan: RowPlan, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """Out [G, Hq, D] and log-sum-exps [G, Hq] of the plan's targets, float32; pools are [slots, Hkv, D]."""
+    """Out [G, Hq, D] and log-sum-exps [G, Hq] of the plan's targets, float32; pools are [slots,
+    Hkv, D]."""
     heads = query.shape[1] // key_pool.shape[1]
-    queries = folded(query.index_select(0, plan.rows), key_pool.shape[1], plan.angles, scores.interleaved)
-    queries_by_call, results = iter(queries.split([count * heads for count in plan.counts], dim=2)), []
+    queries = folded(
+        query.index_select(0, plan.rows), key_pool.shape[1], plan.angles, scores.interleaved
+    )
+    queries_by_call, results = (
+        iter(queries.split([count * heads for count in plan.counts], dim=2)),
+        [],
+    )
     for keys, values, runs in _sources(key_pool, value_pool, plan, scores):
         keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         for start, length, _ in runs:
             key, value = keys.narrow(2, start, length), values.narrow(2, start, length)
             results.append(flash(next(queries_by_call), key, value, scale=scores.scale))
-    merged = (torch.cat([tensor.transpose(1, 2) for tensor in tensors], 1)[0] for tensors in zip(*results, strict=True))
+    merged = (
+        torch.cat([tensor.transpose(1, 2) for tensor in tensors], 1)[0]
+        for tensors in zip(*results, strict=True)
+    )
     out, lse = _merge_outputs(*(tensor.unflatten(0, (-1, heads)) for tensor in merged), plan)
     return out.transpose(1, 2).flatten(1, 2), lse.transpose(1, 2).flatten(1, 2)
 
@@ -255,7 +314,8 @@ def attend_rows(
 def _sources(
     key_pool: Tensor, value_pool: Tensor, plan: RowPlan, scores: Scores
 ) -> Iterator[tuple[Tensor, Tensor, list[Run]]]:
-    """Keys and values [slots, Hkv, D] of the pool and of each copy, with the runs that calls read."""
+    """Keys and values [slots, Hkv, D] of the pool and of each copy, with the runs that calls
+    read."""
     yield key_pool, value_pool, plan.in_pool
     for slot, position, runs in plan.copies:
         if scores.form == "KR":
@@ -274,11 +334,13 @@ def _merge_outputs(out: Tensor, lse: Tensor, plan: RowPlan) -> tuple[Tensor, Ten
     return (out[plan.joined] * weights).sum(1), each.logsumexp(1)
 
 
-# -- the plan ---------------------------------------------------------------------------------------------------------
+# -- the plan
+# ---------------------------------------------------------------------------------------------------------
 
 
 class _Reads(NamedTuple):
-    """Pairs of a row and a span, with the number of leading keys that the row sees; int64 [R], by row."""
+    """Pairs of a row and a span, with the number of leading keys that the row sees; int64 [R], by
+    row."""
 
     row: Numbers
     span: Numbers
@@ -335,7 +397,8 @@ def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
     """Runs of adjacent pages of each read, and of consecutive reads."""
     page, row = batch.page_size, reads.row
     first_page, offset, position = (
-        x.numpy().astype(np.int64)[reads.span] for x in (batch.span_pages, batch.span_offset, batch.span_position)
+        x.numpy().astype(np.int64)[reads.span]
+        for x in (batch.span_pages, batch.span_offset, batch.span_position)
     )
     key_shift = position if form == "QR" else np.zeros_like(position)
     ends = np.cumsum(-(-(offset + reads.visible) // page))  # of the pages of each read
@@ -351,14 +414,18 @@ def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
     stop = np.minimum(key + np.diff(start, append=len(ids)) * page, reads.visible[read_index])
     first = np.maximum(key, 0)
     slot = ids[start].astype(np.int64) * page + first - key
-    runs = _Runs(row[read_index], key_shift[read_index], slot, position[read_index] + first, stop - first)
+    runs = _Runs(
+        row[read_index], key_shift[read_index], slot, position[read_index] + first, stop - first
+    )
     return runs if form == "KR" else _merge_adjacent(runs)  # only KR uses the position of each key
 
 
 def _merge_adjacent(runs: _Runs) -> _Runs:
     """Merge runs that are consecutive in the pool and that a row reads at one angle."""
     again = (runs.row[1:] == runs.row[:-1]) & (runs.key_shift[1:] == runs.key_shift[:-1])
-    first = np.flatnonzero(np.append(True, ~again | (runs.slot[1:] != (runs.slot + runs.length)[:-1])))
+    first = np.flatnonzero(
+        np.append(True, ~again | (runs.slot[1:] != (runs.slot + runs.length)[:-1]))
+    )
     return runs.where(first)._replace(length=np.add.reduceat(runs.length, first))
 
 
@@ -377,19 +444,28 @@ def _copies(runs: _Runs) -> tuple[tuple[Numbers, Numbers], list[Copies]]:
     if not len(runs.row):
         return (runs.row, runs.key_shift), []
     other = np.append(True, np.diff(runs.row) != 0)
-    row, call = np.flatnonzero(other), np.flatnonzero(other | np.append(True, np.diff(runs.key_shift) != 0))
+    row, call = (
+        np.flatnonzero(other),
+        np.flatnonzero(other | np.append(True, np.diff(runs.key_shift) != 0)),
+    )
     key = np.cumsum(runs.length) - runs.length  # the first of each run, of the keys of all rows
     within = np.arange(runs.length.sum()) - np.repeat(key, runs.length)
-    of_row, keys = np.searchsorted(row, call, side="right") - 1, np.add.reduceat(runs.length, row).tolist()
+    of_row, keys = (
+        np.searchsorted(row, call, side="right") - 1,
+        np.add.reduceat(runs.length, row).tolist(),
+    )
     calls: list[list[Run]] = [[] for _ in row]
     for index, start, length in zip(
         of_row, key[call] - key[row][of_row], np.add.reduceat(runs.length, call), strict=True
     ):
         calls[index].append(Run(int(start), int(length), 1))
     slot, position = (
-        torch.from_numpy(np.repeat(first, runs.length) + within).split(keys) for first in (runs.slot, runs.position)
+        torch.from_numpy(np.repeat(first, runs.length) + within).split(keys)
+        for first in (runs.slot, runs.position)
     )
-    return (runs.row[call], runs.key_shift[call]), [Copies(*each) for each in zip(slot, position, calls, strict=True)]
+    return (runs.row[call], runs.key_shift[call]), [
+        Copies(*each) for each in zip(slot, position, calls, strict=True)
+    ]
 
 
 def _join_indices(row: Numbers) -> tuple[Tensor, Tensor | None]:
@@ -411,7 +487,8 @@ Slotted = tuple[Call, slice | Tensor]
 def attend(
     query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """The contract of `spanlab_kernels.attention.attend`, whose checks come first, for tensors on the CPU.
+    """The contract of `spanlab_kernels.attention.attend`, whose checks come first, for tensors on
+    the CPU.
 
     Consecutive keys of the pool are read in place; others are copied together first.
     """
@@ -421,7 +498,11 @@ def attend(
     else:
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
         lse = torch.full(out.shape[:2], -torch.inf)
-    singles = row_plan(batch, scores.form, scores.table, scores.interleaved) if len(batch.one_row_groups) else None
+    singles = (
+        row_plan(batch, scores.form, scores.table, scores.interleaved)
+        if len(batch.one_row_groups)
+        else None
+    )
     if singles is not None:
         of_singles, lse[singles.targets] = attend_rows(query, *pools, singles, scores)
         out[singles.targets] = of_singles.to(out.dtype)
@@ -431,7 +512,8 @@ def attend(
 def _attend_runs(
     query: Tensor, key_pool: Tensor, value_pool: Tensor, batch: SpanBatch, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """Output, in the dtype of `query`, and float32 log-sum-exp of the groups of several rows; 0 and -inf elsewhere."""
+    """Output, in the dtype of `query`, and float32 log-sum-exp of the groups of several rows; 0 and
+    -inf elsewhere."""
     cuts, kv_heads = plan(batch, per_span=scores.form == "QR"), key_pool.shape[1]
     rows, heads = query if cuts.order is None else query[cuts.order], query.shape[1] // kv_heads
     queries, end = _queries(rows, batch, cuts, scores, kv_heads), 0
@@ -442,11 +524,16 @@ def _attend_runs(
         if not blocks:
             continue
         results = _attend_blocks(queries, (key_pool, value_pool), keys, blocks, cuts, scores)
-        start, stop, parts, sums = next(results) if len(blocks) == 1 else _merge_blocks(results, blocks, heads)
+        start, stop, parts, sums = (
+            next(results) if len(blocks) == 1 else _merge_blocks(results, blocks, heads)
+        )
         out[end:start], lse[end:start], end = 0.0, -torch.inf, stop
-        # one copy into place, which rounds too: results of a long prompt are as large as its queries
+        # one copy into place, which rounds too: results of a long prompt are as large as its
+        # queries
         for target, source in ((out, parts), (lse, sums)):
-            target[start:stop].unflatten(1, (kv_heads, heads)).copy_(source.unflatten(0, (-1, heads)).transpose(1, 2))
+            target[start:stop].unflatten(1, (kv_heads, heads)).copy_(
+                source.unflatten(0, (-1, heads)).transpose(1, 2)
+            )
     out[end:], lse[end:] = 0.0, -torch.inf
     if cuts.order is None:
         return out, lse
@@ -462,7 +549,8 @@ def _attend_blocks(
     cuts: Plan,
     scores: Scores,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Rows [start, stop), out [rows · heads per kv head, kv_heads, D] and lse of each block of a group's calls."""
+    """Rows [start, stop), out [rows · heads per kv head, kv_heads, D] and lse of each block of a
+    group's calls."""
     (key_pool, value_pool), (first, last), rotated = pools, keys, None
     if scores.form == "KR":
         slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
@@ -472,7 +560,11 @@ def _attend_blocks(
         for call, slots in block:
             here = slice(call.keys[0] - first, call.keys[1] - first)
             key = _keys(key_pool, (call, slots), cuts, scores) if rotated is None else rotated[here]
-            parts.append(_attend_to(next(queries), key, _select_rows(value_pool, slots), scores.scale, call, cuts))
+            parts.append(
+                _attend_to(
+                    next(queries), key, _select_rows(value_pool, slots), scores.scale, call, cuts
+                )
+            )
         yield *block[0][0].rows, *_merge_parts(parts)
 
 
@@ -493,8 +585,11 @@ def _merge_blocks(
     return first, last, out, lse
 
 
-def _queries(rows: Tensor, batch: SpanBatch, cuts: Plan, scores: Scores, kv_heads: int) -> Iterator[Tensor]:
-    """The queries of each call, [1, kv_heads, rows · heads per kv head, D]; heads of one row are adjacent."""
+def _queries(
+    rows: Tensor, batch: SpanBatch, cuts: Plan, scores: Scores, kv_heads: int
+) -> Iterator[Tensor]:
+    """The queries of each call, [1, kv_heads, rows · heads per kv head, D]; heads of one row are
+    adjacent."""
     form, table, _, interleaved = scores
     heads = rows.shape[1] // kv_heads
     if form == "QR":
@@ -516,7 +611,9 @@ def _keys(pool: Tensor, slotted: Slotted, cuts: Plan, scores: Scores) -> Tensor:
     if cuts.key_shifts is None or not call.rotates_keys:
         return _select_rows(pool, slots)
     here = slice(*call.keys)
-    return rotated_keys(pool, cuts.keys.slot[here], cuts.key_shifts[here], scores.table, scores.interleaved)
+    return rotated_keys(
+        pool, cuts.keys.slot[here], cuts.key_shifts[here], scores.table, scores.interleaved
+    )
 
 
 def _select_rows(pool: Tensor, slots: slice | Tensor) -> Tensor:
@@ -525,11 +622,14 @@ def _select_rows(pool: Tensor, slots: slice | Tensor) -> Tensor:
 
 
 def _merged_calls(calls: Iterable[Slotted]) -> Iterator[list[Slotted]]:
-    """Consecutive calls of the same rows, up to MERGED_ROWS in all, whose outputs are merged at once."""
+    """Consecutive calls of the same rows, up to MERGED_ROWS in all, whose outputs are merged at
+    once."""
     waiting: list[Slotted] = []
     for each in calls:
         rows = each[0].rows
-        if waiting and (waiting[0][0].rows != rows or (len(waiting) + 1) * (rows[1] - rows[0]) > MERGED_ROWS):
+        if waiting and (
+            waiting[0][0].rows != rows or (len(waiting) + 1) * (rows[1] - rows[0]) > MERGED_ROWS
+        ):
             yield waiting
             waiting = []
         waiting.append(each)
@@ -547,7 +647,8 @@ class RotatedRows(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _rotated_blocks(batch: SpanBatch, table: AngleTable, interleaved: bool) -> list[RotatedRows]:
-    """Calls of form QR in blocks of rows that are rotated at once; cached for all layers, like plans."""
+    """Calls of form QR in blocks of rows that are rotated at once; cached for all layers, like
+    plans."""
     cuts = plan(batch, per_span=True)
     blocks, waiting, total = [], [], 0
     for call in (call for _, calls in cuts.groups for call, _ in calls):
@@ -560,14 +661,21 @@ def _rotated_blocks(batch: SpanBatch, table: AngleTable, interleaved: bool) -> l
     return [*blocks, _rotated_block(waiting, cuts, table, interleaved)] if waiting else blocks
 
 
-def _rotated_block(calls: list[Call], cuts: Plan, table: AngleTable, interleaved: bool) -> RotatedRows:
+def _rotated_block(
+    calls: list[Call], cuts: Plan, table: AngleTable, interleaved: bool
+) -> RotatedRows:
     rows = torch.cat([torch.arange(*call.rows) for call in calls])
     shift = torch.cat([cuts.query_shift[slice(*call.rows)] - call.key_shift for call in calls])
-    return RotatedRows(rows, angles_at(shift, table, interleaved), [call.rows[1] - call.rows[0] for call in calls])
+    return RotatedRows(
+        rows, angles_at(shift, table, interleaved), [call.rows[1] - call.rows[0] for call in calls]
+    )
 
 
-def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, cuts: Plan) -> tuple[Tensor, Tensor]:
-    """Attention of one call: out [rows · heads per kv head, kv_heads, D] in the dtype of `q`, lse without D."""
+def _attend_to(
+    q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, cuts: Plan
+) -> tuple[Tensor, Tensor]:
+    """Attention of one call: out [rows · heads per kv head, kv_heads, D] in the dtype of `q`, lse
+    without D."""
     key, value = key.transpose(0, 1), value.transpose(0, 1)  # [kv_heads, keys, D]
     if not (call.causal or call.masked):
         out, lse = flash(q, key[None], value[None], scale=scale)
@@ -588,7 +696,8 @@ def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, 
 
 
 def _merge_parts(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Merge results of the same rows over the keys of all parts, in the shape of each part; float32 if several."""
+    """Merge results of the same rows over the keys of all parts, in the shape of each part; float32
+    if several."""
     out, lse = parts[0]
     if len(parts) > 1:
         sums = torch.stack([part_lse for _, part_lse in parts])
@@ -603,5 +712,7 @@ def _merge_parts(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     """Merge the result `more`, whose rows all see a key, into `out` and `lse` in place."""
     both = torch.logaddexp(lse, more_lse)
-    out.mul_((lse - both).exp_()[..., None]).addcmul_(more.float(), (more_lse - both).exp_()[..., None])
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(
+        more.float(), (more_lse - both).exp_()[..., None]
+    )
     lse.copy_(both)

@@ -1,13 +1,15 @@
-"""Attention over spans on the device: the kernel, its lists of tiles, and functions that other kernels share.
+"""Attention over spans on the device: the kernel, its lists of tiles, and functions that other
+kernels share.
 
 A tile of rows is BLOCK_M pairs (row, query head) of one group and one kv head, so that few rows of
 many heads still fill it and every key is read once for all heads that share it. A program processes
 a tile of rows over a run of the group's key tiles, across spans without a break, with an online
 softmax (arXiv 2205.14135); `merge_pieces` merges the pieces of a tile of rows.
 
-Products of queries and keys do not depend on the order of channels, so both use the order of `channels`. In that order,
-the partners of rotated pairs are adjacent runs, two halves or neighbours. So any rotary_dim and any head_dim share one
-code path, and interleaved pairs are read in memory order.
+Products of queries and keys do not depend on the order of channels, so both use the order of
+`channels`. In that order, the partners of rotated pairs are adjacent runs, two halves or
+neighbours. So any rotary_dim and any head_dim share one code path, and interleaved pairs are read
+in memory order.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def channels(
 @triton.jit
 def _split_partners(x, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, RUN: tl.constexpr):
     """Split channels in the order of `channels` into the first and second partners of all pairs."""
-    first, second = tl.split(tl.permute(tl.reshape(x, [ROWS, HALF_BLOCK // RUN, 2, RUN]), (0, 1, 3, 2)))
+    first, second = tl.split(
+        tl.permute(tl.reshape(x, [ROWS, HALF_BLOCK // RUN, 2, RUN]), (0, 1, 3, 2))
+    )
     return tl.reshape(first, [ROWS, HALF_BLOCK]), tl.reshape(second, [ROWS, HALF_BLOCK])
 
 
@@ -73,7 +77,8 @@ def rotate_tile(first, second, cos, sin):
 
 @triton.jit
 def angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
-    """Cosine and sine of `shift` positions of any sign; those of angle 0 where `is_rotated` is false."""
+    """Cosine and sine of `shift` positions of any sign; those of angle 0 where `is_rotated` is
+    false."""
     offset = tl.abs(shift).to(tl.int64) * ROTARY_HALF + pair
     s = tl.load(sin + offset, mask=is_rotated, other=0.0)
     return tl.load(cos + offset, mask=is_rotated, other=1.0), tl.where(shift < 0, -s, s)
@@ -108,7 +113,8 @@ def _rotate_back(
 
 @triton.jit
 def last_not_above(starts, first, end, bound):
-    """The last i of [first, end) with starts[i] <= bound, for ascending starts; `first` if there is none."""
+    """The last i of [first, end) with starts[i] <= bound, for ascending starts; `first` if there is
+    none."""
     while end - first > 1:
         middle = (first + end) // 2
         if tl.load(starts + middle) <= bound:
@@ -121,18 +127,28 @@ def last_not_above(starts, first, end, bound):
 @triton.jit
 def _load_rows(pool, at_row, channel, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
     """Load channels of rows of the pool; 0 for padding channels."""
-    from_row = (pool + channel)[None, :] + at_row  # in this order, the sum with the channel is computed once
-    return tl.load(from_row, mask=(channel < HEAD_DIM)[None, :], other=0.0) if PADDED else tl.load(from_row)
+    from_row = (pool + channel)[
+        None, :
+    ] + at_row  # in this order, the sum with the channel is computed once
+    return (
+        tl.load(from_row, mask=(channel < HEAD_DIM)[None, :], other=0.0)
+        if PADDED
+        else tl.load(from_row)
+    )
 
 
 @triton.jit
-def _visible_tiles(last_index, span, end_span, span_index, span_least, tile_starts, BLOCK_N: tl.constexpr):
+def _visible_tiles(
+    last_index, span, end_span, span_index, span_least, tile_starts, BLOCK_N: tl.constexpr
+):
     """Number of leading key tiles of a group that have a key of index `last_index` or less."""
     last = last_not_above(span_least, span, end_span, last_index)
     has_span = span < end_span
     ahead = last_index - tl.load(span_index + last, mask=has_span, other=0)
     base, before = tl.load(tile_starts + span), tl.load(tile_starts + last)
-    of_last = tl.minimum(tl.load(tile_starts + last + 1, mask=has_span, other=0) - before, ahead // BLOCK_N + 1)
+    of_last = tl.minimum(
+        tl.load(tile_starts + last + 1, mask=has_span, other=0) - before, ahead // BLOCK_N + 1
+    )
     return tl.where(has_span & (ahead >= 0), before - base + of_last, 0)
 
 
@@ -146,7 +162,8 @@ def attend_tiles(
     INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, IN_PLACE: tl.constexpr, HALF_SUMS: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (pieces of work or more, kv heads). `scale` is the positive scale of the scores times log2(e).
+    """Grid (pieces of work or more, kv heads). `scale` is the positive scale of the scores times
+    log2(e).
 
     A tile of rows in one piece is written to `out` and `lse`, a piece of any other tile to `parts`
     [pieces, kv heads, BLOCK_M, D] and `part_lse`, both float32. No tile of rows has more than one
@@ -169,28 +186,62 @@ def attend_tiles(
     last_index = tl.max(row_index, 0)
     first_index = tl.min(tl.where(is_entry, row_index, last_index), 0)
     span, end_span = tl.load(span_starts + group), tl.load(span_starts + group + 1)
-    visible_tiles = _visible_tiles(last_index, span, end_span, span_index, span_least, tile_starts, BLOCK_N)
+    visible_tiles = _visible_tiles(
+        last_index, span, end_span, span_index, span_least, tile_starts, BLOCK_N
+    )
     base, piece = tl.load(tile_starts + span), within % pieces
-    tile, end_tile = base + visible_tiles * piece // pieces, base + visible_tiles * (piece + 1) // pieces
+    tile, end_tile = (
+        base + visible_tiles * piece // pieces,
+        base + visible_tiles * (piece + 1) // pieces,
+    )
 
-    channel, pair, near = tl.arange(0, 2 * HALF_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, BLOCK_N)
-    # rotated in place, both partners are in one half of the channels: on sm_100 each half is in other warps
+    channel, pair, near = (
+        tl.arange(0, 2 * HALF_BLOCK),
+        tl.arange(0, HALF_BLOCK),
+        tl.arange(0, BLOCK_N),
+    )
+    # rotated in place, both partners are in one half of the channels: on sm_100 each half is in
+    # other warps
     RUN: tl.constexpr = 1 if INTERLEAVED else HALF_BLOCK // 2 if IN_PLACE else HALF_BLOCK
     of_key = channels(channel, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, RUN)
     # channels of first and second partners
-    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
+    first = channels(
+        pair * 2 if INTERLEAVED else pair,
+        HEAD_DIM // 2,
+        HALF_BLOCK,
+        ROTARY_HALF,
+        INTERLEAVED,
+        HALF_BLOCK,
+    )
     second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
     second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     from_query = query + (row.to(tl.int64) * query_row + head * query_head)[:, None]
     like: tl.constexpr = keys.dtype.element_ty
     if IN_PLACE or not (ROTATE_KEYS or ROTATE_QUERIES or SHIFTED):
-        q = tl.load(from_query + of_key[None, :], mask=is_entry[:, None] & (of_key < HEAD_DIM)[None, :], other=0.0)
+        q = tl.load(
+            from_query + of_key[None, :],
+            mask=is_entry[:, None] & (of_key < HEAD_DIM)[None, :],
+            other=0.0,
+        )
     else:
-        q1 = tl.load(from_query + first[None, :], mask=is_entry[:, None] & (first < HEAD_DIM)[None, :], other=0.0)
-        q2 = tl.load(from_query + second[None, :], mask=is_entry[:, None] & (second < HEAD_DIM)[None, :], other=0.0)
+        q1 = tl.load(
+            from_query + first[None, :],
+            mask=is_entry[:, None] & (first < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        q2 = tl.load(
+            from_query + second[None, :],
+            mask=is_entry[:, None] & (second < HEAD_DIM)[None, :],
+            other=0.0,
+        )
     if IN_PLACE:
-        # a product by the identity puts the query into the registers that products read; there it is rotated in place
-        q = tl.dot(q, (channel[:, None] == channel[None, :]).to(tl.float32).to(like), input_precision="ieee")
+        # a product by the identity puts the query into the registers that products read; there it
+        # is rotated in place
+        q = tl.dot(
+            q,
+            (channel[:, None] == channel[None, :]).to(tl.float32).to(like),
+            input_precision="ieee",
+        )
         q1, q2 = _split_partners(q, BLOCK_M, HALF_BLOCK, RUN)
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
@@ -218,12 +269,26 @@ def attend_tiles(
     # the rows of the next tile are read during the current tile, so that its keys can be prefetched
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
     of_row = tile_rows + tile.to(tl.int64) * BLOCK_N
-    count, index = tl.load(of_tile + 1, mask=has_tile, other=1), tl.load(of_tile + 2, mask=has_tile, other=0)
+    count, index = (
+        tl.load(of_tile + 1, mask=has_tile, other=1),
+        tl.load(of_tile + 2, mask=has_tile, other=0),
+    )
     position = tl.load(of_tile + 3, mask=has_tile, other=0)
     key_row = tl.load(of_row + near, mask=has_tile, other=0)
     if ROTATE_QUERIES or FAR_IN_ROWS:
         r1, r2 = _rotate_back(
-            q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, RUN, ROTATE_KEYS, IN_PLACE
+            q1,
+            q2,
+            cos,
+            sin,
+            position,
+            like,
+            ROTARY_HALF,
+            BLOCK_M,
+            HALF_BLOCK,
+            RUN,
+            ROTATE_KEYS,
+            IN_PLACE,
         )
     for _ in range(tile, end_tile):
         of_row += BLOCK_N
@@ -236,7 +301,8 @@ def attend_tiles(
             k2 = _load_rows(from_keys, at_row, second, HEAD_DIM, padded)
             c, s = near_cos, near_sin
             if not FAR_IN_ROWS:
-                # R(far + near) from R(far) and R(near): a tile reads two vectors, not two tables as large as its keys
+                # R(far + near) from R(far) and R(near): a tile reads two vectors, not two tables as
+                # large as its keys
                 far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
                 c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
                 s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
@@ -256,7 +322,9 @@ def attend_tiles(
         new_largest = tl.maximum(largest, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - new_largest[:, None])
         rescale = tl.exp2(largest - new_largest)
-        weighted = tl.dot(weight.to(v.dtype), v, weighted * rescale[:, None], input_precision="ieee")
+        weighted = tl.dot(
+            weight.to(v.dtype), v, weighted * rescale[:, None], input_precision="ieee"
+        )
         if BLOCK_M < 64:
             sums = tl.sum(tl.reshape(weight, [BLOCK_M, BLOCK_N // TOTALS, TOTALS]), 1)
         else:
@@ -268,26 +336,42 @@ def attend_tiles(
                     q1, q2, cos, sin, next_position, like,
                     ROTARY_HALF, BLOCK_M, HALF_BLOCK, RUN, ROTATE_KEYS, IN_PLACE,
                 )  # fmt: skip
-        key_row, count, index, position = next_row, tl.load(of_tile + 1), tl.load(of_tile + 2), next_position
+        key_row, count, index, position = (
+            next_row,
+            tl.load(of_tile + 1),
+            tl.load(of_tile + 2),
+            next_position,
+        )
 
     total = tl.sum(total, 1)
     has_keys = total > 0
     result = weighted / tl.where(has_keys, total, 1.0)[:, None]
-    log = tl.where(has_keys, (largest + tl.log2(tl.where(has_keys, total, 1.0))) * LN_2, float("-inf"))
+    log = tl.where(
+        has_keys, (largest + tl.log2(tl.where(has_keys, total, 1.0))) * LN_2, float("-inf")
+    )
     if SPLIT and pieces > 1:
         target = (work.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_M + tl.arange(0, BLOCK_M)
-        tl.store(parts + target[:, None] * HEAD_DIM + channel[None, :], result, mask=(channel < HEAD_DIM)[None, :])
+        tl.store(
+            parts + target[:, None] * HEAD_DIM + channel[None, :],
+            result,
+            mask=(channel < HEAD_DIM)[None, :],
+        )
         tl.store(part_lse + target, log)
     else:
         if not ROTATE_KEYS:
-            # recomputed in another way, since the compiler would keep the first results in registers during the loop
+            # recomputed in another way, since the compiler would keep the first results in
+            # registers during the loop
             entry = (within // pieces - 1) * BLOCK_M + tl.arange(BLOCK_M, 2 * BLOCK_M)
             is_entry = entry < entries
             row = first_row + entry // GROUP_HEADS
             head = kv_head * GROUP_HEADS + entry % GROUP_HEADS
         target = row.to(tl.int64) * (KV_HEADS * GROUP_HEADS) + head
         is_out = is_entry[:, None] & (channel < HEAD_DIM)[None, :]
-        tl.store(out + target[:, None] * HEAD_DIM + channel[None, :], result.to(out.dtype.element_ty), mask=is_out)
+        tl.store(
+            out + target[:, None] * HEAD_DIM + channel[None, :],
+            result.to(out.dtype.element_ty),
+            mask=is_out,
+        )
         tl.store(lse + target, log, mask=is_entry)
 
 
@@ -321,13 +405,17 @@ def _list_tiles(
     capacity,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PER_KEY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write `tiles` and `rows` as defined in `Tiles`; PER_KEY: with the position of the first key, else of its span."""
+    """Write `tiles` and `rows` as defined in `Tiles`; PER_KEY: with the position of the first key,
+    else of its span."""
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first, end = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + spans
     for _ in range(steps):
         middle = (first + end) // 2
         below = (end - first > 1) & (tl.load(tile_starts + middle) <= tile)
-        first, end = tl.where(below, middle, first), tl.where(below | (end - first <= 1), end, middle)
+        first, end = (
+            tl.where(below, middle, first),
+            tl.where(below | (end - first <= 1), end, middle),
+        )
     is_tile = tile < tl.load(tile_starts + spans)
     start = (tile - tl.load(tile_starts + first)) * BLOCK_N
     slot = tl.load(span_pages + first, mask=is_tile, other=0) * PAGE + tl.load(
@@ -344,7 +432,9 @@ def _list_tiles(
     key = (slot + start)[:, None] + tl.minimum(near[None, :], count[:, None] - 1)
     page = tl.load(pages + key // PAGE, mask=is_tile[:, None], other=0)
     to_row = rows + tile.to(tl.int64)[:, None] * BLOCK_N + near[None, :]
-    tl.store(to_row, tl.where(is_tile[:, None], page * PAGE + key % PAGE, 0), mask=is_listed[:, None])
+    tl.store(
+        to_row, tl.where(is_tile[:, None], page * PAGE + key % PAGE, 0), mask=is_listed[:, None]
+    )
 
 
 @triton.jit(do_not_specialize=["groups", "share"])
@@ -352,7 +442,8 @@ def _count_work(
     query_starts, span_starts, tile_starts, work_starts, work_pieces, groups, share,
     GROUP_HEADS: tl.constexpr, ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: pieces per tile of rows of each group, and pieces of all groups before it; 0 if ONE_ROW differs."""
+    """One program: pieces per tile of rows of each group, and pieces of all groups before it; 0 if
+    ONE_ROW differs."""
     total = tl.full([], 0, tl.int32)
     tl.store(work_starts, total)
     for start in range(0, groups, BLOCK):
@@ -373,11 +464,12 @@ def _count_work(
 class Tiles:
     """Tiles of up to `keys` keys of every span, in the order of the spans.
 
-    For each tile, `of_tile` int32 [max_tiles, 4] has the offset of its first key in the page table, in keys; its number
-    of keys; the index of its first key in the prompt; and the position that `_list_tiles` defines. `rows` int32
-    [max_tiles, keys] has the pool rows of its keys, with the last one repeated in a tile that is not full. They are
-    looked up once for all layers and kv heads, so that attention reads keys after two dependent reads and not three.
-    The tiles of span s are [starts[s], starts[s + 1]).
+    For each tile, `of_tile` int32 [max_tiles, 4] has the offset of its first key in the page table,
+    in keys; its number of keys; the index of its first key in the prompt; and the position that
+    `_list_tiles` defines. `rows` int32 [max_tiles, keys] has the pool rows of its keys, with the
+    last one repeated in a tile that is not full. They are looked up once for all layers and kv
+    heads, so that attention reads keys after two dependent reads and not three. The tiles of span s
+    are [starts[s], starts[s + 1]).
     """
 
     of_tile: Tensor
@@ -388,12 +480,14 @@ class Tiles:
 
 @lru_cache(maxsize=4)
 def list_tiles(batch: SpanBatch, keys: int, *, per_key: bool) -> Tiles:
-    """The tiles of a batch, cached for the last few batches, since all layers of a model use the same tiles."""
+    """The tiles of a batch, cached for the last few batches, since all layers of a model use the
+    same tiles."""
     spans = len(batch.span_length)
     max_tiles = batch.key_count // keys + spans
     starts = torch.empty(spans + 1, dtype=torch.int32, device=batch.device)
     of_tile, rows = (
-        torch.empty((max_tiles + AHEAD, columns), dtype=torch.int32, device=batch.device) for columns in (4, keys)
+        torch.empty((max_tiles + AHEAD, columns), dtype=torch.int32, device=batch.device)
+        for columns in (4, keys)
     )
     _count_tiles[(1,)](batch.span_length, starts, spans, BLOCK_N=keys, BLOCK=1024)
     if spans:
@@ -406,14 +500,16 @@ def list_tiles(batch: SpanBatch, keys: int, *, per_key: bool) -> Tiles:
 
 
 def forget_lists() -> None:
-    """Clear cached tiles and work of batches: a captured graph must read those that are computed within it."""
+    """Clear cached tiles and work of batches: a captured graph must read those that are computed
+    within it."""
     list_tiles.cache_clear()
     count_work.cache_clear()
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Pieces per tile of rows of each group, int32 [G], and pieces of all groups before it, int32 [G + 1].
+    """Pieces per tile of rows of each group, int32 [G], and pieces of all groups before it, int32
+    [G + 1].
 
     A piece is an equal share of the key tiles that its tile of rows sees. There are at most
     `max_pieces`, and no tile of rows has more than one unless `split`.
@@ -430,9 +526,11 @@ def count_work(
     batch: SpanBatch, tiles: Tiles, *, one_row: bool, group_heads: int, block_m: int, keys: int, kv_heads: int,
     programs: int, min_tiles: int,
 ) -> Work:  # fmt: skip
-    """The work of all groups of one row, or of all other groups, in pieces of equal numbers of key tiles.
+    """The work of all groups of one row, or of all other groups, in pieces of equal numbers of key
+    tiles.
 
-    A piece is as long as `programs` programs over all kv heads allow, and at least `min_tiles` tiles long.
+    A piece is as long as `programs` programs over all kv heads allow, and at least `min_tiles`
+    tiles long.
     """
     most_tiles = batch.max_keys // keys + batch.max_spans  # of a group
     if one_row:
@@ -462,7 +560,8 @@ LARGEST = 128  # pairs (row, head) of a tile
 
 @dataclass(frozen=True)
 class Blocks:
-    """The static sizes of one compiled kernel: pairs (row, head) and keys of a tile, warps, and tiles in flight."""
+    """The static sizes of one compiled kernel: pairs (row, head) and keys of a tile, warps, and
+    tiles in flight."""
 
     m: int
     n: int
@@ -470,12 +569,16 @@ class Blocks:
     stages: int
 
 
-def blocks(head_dim: int, dtype: torch.dtype, entries: int, device: torch.device | str = "cpu") -> Blocks:
-    """Sizes for groups of up to `entries` pairs (row, query head of a kv head): tuned for the card, else fixed.
+def blocks(
+    head_dim: int, dtype: torch.dtype, entries: int, device: torch.device | str = "cpu"
+) -> Blocks:
+    """Sizes for groups of up to `entries` pairs (row, query head of a kv head): tuned for the card,
+    else fixed.
 
-    The fixed sizes are for H100 and H200. Few entries are bound by memory: tiles are small, so that several programs on
-    one processor keep keys in flight. Many entries are bound by the tensor cores: each of two groups of four warps
-    multiplies 64 rows at once. float32 is for exactness: its products do not run on tensor cores.
+    The fixed sizes are for H100 and H200. Few entries are bound by memory: tiles are small, so that
+    several programs on one processor keep keys in flight. Many entries are bound by the tensor
+    cores: each of two groups of four warps multiplies 64 rows at once. float32 is for exactness:
+    its products do not run on tensor cores.
     """
     device = torch.device(device)
     rows, wide = _power(entries), head_dim > 128
@@ -494,25 +597,31 @@ def blocks(head_dim: int, dtype: torch.dtype, entries: int, device: torch.device
 
 
 def variant(head_dim: int, dtype: torch.dtype, entries: int) -> str:
-    """The key of tuned sizes in the cache file: entries count by powers of two, up to the largest tile."""
+    """The key of tuned sizes in the cache file: entries count by powers of two, up to the largest
+    tile."""
     return f"{head_dim} {str(dtype).removeprefix('torch.')} {min(_power(entries), LARGEST)}"
 
 
 def cache_file() -> Path:
     """The file of tuned sizes by card: `spanlab/blocks.json` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spanlab" / "blocks.json"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spanlab" / "blocks.json"
+    )
 
 
 @cache
 def choices(card: str, file: Path) -> dict[str, Blocks]:
-    """Tuned sizes of a card by variant; ValueError for a file that `save_choices` cannot have written."""
+    """Tuned sizes of a card by variant; ValueError for a file that `save_choices` cannot have
+    written."""
     try:
         stored = json.loads(file.read_text())[card] if file.exists() else {}
         return {name: Blocks(**sizes) for name, sizes in stored.items()}
     except KeyError:
         return {}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file}: expected sizes of blocks by card and variant, as tune writes them.") from error
+        raise ValueError(
+            f"{file}: expected sizes of blocks by card and variant, as tune writes them."
+        ) from error
 
 
 def save_choices(card: str, tuned: dict[str, Blocks], file: Path) -> None:
@@ -560,10 +669,16 @@ def merge_pieces(
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weight, rescale = tl.exp(sums - base), tl.exp(largest - base)
         is_read = is_piece[:, None] & (channel < HEAD_DIM)[None, :]
-        partial = tl.load(parts + source[:, None] * HEAD_DIM + channel[None, :], mask=is_read, other=0.0)
+        partial = tl.load(
+            parts + source[:, None] * HEAD_DIM + channel[None, :], mask=is_read, other=0.0
+        )
         merged = merged * rescale + tl.sum(partial * weight[:, None], 0)
         largest, total = new_largest, total * rescale + tl.sum(weight, 0)
     of_total = tl.where(total > 0, total, 1.0)
     target = row.to(tl.int64) * (KV_HEADS * GROUP_HEADS) + head
-    tl.store(out + target * HEAD_DIM + channel, (merged / of_total).to(out.dtype.element_ty), mask=channel < HEAD_DIM)
+    tl.store(
+        out + target * HEAD_DIM + channel,
+        (merged / of_total).to(out.dtype.element_ty),
+        mask=channel < HEAD_DIM,
+    )
     tl.store(lse + target, tl.where(total > 0, largest + tl.log(of_total), float("-inf")))

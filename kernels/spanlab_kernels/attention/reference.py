@@ -19,7 +19,8 @@ SCORES = 1 << 24  # in memory at once: 64 MiB of float32
 def attend(
     query: Tensor, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """The contract of `spanlab_kernels.attention.attend`, whose checks come first; runs on any device."""
+    """The contract of `spanlab_kernels.attention.attend`, whose checks come first; runs on any
+    device."""
     out, lse = torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
     values, (slot, *_) = value_pages.flatten(0, 1), batch.keys()
     for rows, keys, products in score_blocks(query, key_pages, batch, scores):
@@ -32,11 +33,15 @@ def attend(
 def score_blocks(
     query: Tensor, key_pages: Tensor, batch: SpanBatch, scores: Scores
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Rows, the batch's keys that their group reads, and their unscaled scores, -inf for keys that a row cannot see."""
+    """Rows, the batch's keys that their group reads, and their unscaled scores, -inf for keys that
+    a row cannot see."""
     form, table, _, interleaved = scores
     slot, prompt_index, position = batch.keys()
     starts, spans, keys = (numbers.tolist() for numbers in batch.starts)
-    lengths, first_position = batch.starts.keys[1:] - batch.starts.keys[:-1], batch.positions.tolist()
+    lengths, first_position = (
+        batch.starts.keys[1:] - batch.starts.keys[:-1],
+        batch.positions.tolist(),
+    )
     for group in range(batch.groups):
         first, last = spans[group], spans[group + 1]
         here = slice(keys[first], keys[last])
@@ -44,13 +49,17 @@ def score_blocks(
         if form == "KR":
             key = _rotate(key, position[here], table, interleaved)
         # keys of each span, and the shift that rotates them to their positions
-        span_keys = list(zip(key.split(lengths[first:last].tolist()), first_position[first:last], strict=True))
+        span_keys = list(
+            zip(key.split(lengths[first:last].tolist()), first_position[first:last], strict=True)
+        )
         for rows in _blocks(starts[group], starts[group + 1], query.shape[1] * len(key)):
             shift = batch.query_shift[rows]
             products = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]
             for span_key, key_shift in span_keys:
                 rotation = shift - key_shift if form == "QR" else shift
-                products.append(_products(_rotate(query[rows].float(), rotation, table, interleaved), span_key))
+                products.append(
+                    _products(_rotate(query[rows].float(), rotation, table, interleaved), span_key)
+                )
             unseen = prompt_index[here] > batch.query_index[rows, None]
             yield rows, here, torch.cat(products, -1).masked_fill(unseen[:, None], -torch.inf)
 
@@ -66,13 +75,15 @@ def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> T
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
-    """Dot products [rows, heads, keys] of queries [rows, heads, D] with keys [keys, kv_heads, D]."""
+    """Dot products [rows, heads, keys] of queries [rows, heads, D] with keys [keys, kv_heads,
+    D]."""
     folded = query.unflatten(1, (key.shape[1], -1))
     return torch.einsum("rhgd,khd->rhgk", folded, key).flatten(1, 2)
 
 
 def _weighted(scores: Tensor, lse: Tensor, value: Tensor) -> Tensor:
-    """Values weighted by softmax of the scores; 0 for a row whose lse is -inf, since it sees no key."""
+    """Values weighted by softmax of the scores; 0 for a row whose lse is -inf, since it sees no
+    key."""
     weights = (scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None]).exp()
     folded = weights.unflatten(1, (value.shape[1], -1))
     return torch.einsum("rhgk,khd->rhgd", folded, value).flatten(1, 2)
@@ -94,11 +105,13 @@ def key_mass(
     scale: float,
     interleaved: bool = False,
 ) -> Tensor:
-    """Softmax weight of every key of `batch`, summed over rows and heads: float32 [keys], in the order of its spans.
+    """Softmax weight of every key of `batch`, summed over rows and heads: float32 [keys], in the
+    order of its spans.
 
-    `query`, `batch` and the other arguments are as in `attend`; `lse` float32 [T, Hq] is that function's result for all
-    keys that the rows see, of which `batch` may have a subset. Runs on any device; every score is computed, a block of
-    rows at a time. ValueError for arguments that do not match.
+    `query`, `batch` and the other arguments are as in `attend`; `lse` float32 [T, Hq] is that
+    function's result for all keys that the rows see, of which `batch` may have a subset. Runs on
+    any device; every score is computed, a block of rows at a time. ValueError for arguments that do
+    not match.
     """
     scores = Scores(form, table, scale, interleaved)
     check(query, key_pages, key_pages, batch, scores)
@@ -131,7 +144,8 @@ def angles_at(shift: Tensor, table: AngleTable, interleaved: bool) -> Angles:
 
 
 def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: bool) -> Tensor:
-    """Queries [T, Hq, D], rotated if `angles` is set, as [1, kv_heads, T · heads per kv head, D], row by row.
+    """Queries [T, Hq, D], rotated if `angles` is set, as [1, kv_heads, T · heads per kv head, D],
+    row by row.
 
     All heads that share a kv head become rows of the kernel, so that it reads keys once.
     """
@@ -145,7 +159,9 @@ def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: boo
     return out.flatten(1, 2)[None]
 
 
-def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+def rotated_keys(
+    pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool
+) -> Tensor:
     """Keys of `pool` at slots int64 [K], rotated by positions int64 [K], which are not negative."""
     out = pool.new_empty((len(slot), *pool.shape[1:]))
     angles = _by_position(table, interleaved)
@@ -159,5 +175,6 @@ def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable
 
 @lru_cache(maxsize=2)
 def _by_position(table: AngleTable, interleaved: bool) -> Tensor:
-    """Cosine and sine of every channel, concatenated, [positions, 1, 2 · rotary_dim]; cached by table."""
+    """Cosine and sine of every channel, concatenated, [positions, 1, 2 · rotary_dim]; cached by
+    table."""
     return torch.cat(by_channel(table.cos, table.sin, interleaved=interleaved), -1)[:, None]

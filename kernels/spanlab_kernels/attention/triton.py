@@ -1,4 +1,5 @@
-"""Launching the attention kernels: tile sizes, number of pieces, one launch for prefill and one for decode."""
+"""Launching the attention kernels: tile sizes, number of pieces, one launch for prefill and one for
+decode."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spanlab_kernels.attention.batch import GroupArrays, Numbers, Scores, SpanBatch, pack, starts_of, to_device
+from spanlab_kernels.attention.batch import (
+    GroupArrays,
+    Numbers,
+    Scores,
+    SpanBatch,
+    pack,
+    starts_of,
+    to_device,
+)
 from spanlab_kernels.attention.kernel import (
     Tiles,
     angles,
@@ -45,8 +54,9 @@ HALF = (torch.float16, torch.bfloat16)
 class Sequences:
     """Rows and keys of concatenated sequences; the rows of a sequence are its last tokens.
 
-    Row i of n sees the first keys - n + 1 + i of the keys. `rows` and `keys` have the start of each sequence and the
-    end of the last one, on the host; the tensors have the same numbers, int32, on the device.
+    Row i of n sees the first keys - n + 1 + i of the keys. `rows` and `keys` have the start of each
+    sequence and the end of the last one, on the host; the tensors have the same numbers, int32, on
+    the device.
     """
 
     rows: tuple[int, ...]
@@ -58,7 +68,8 @@ class Sequences:
     def max_lengths(self) -> tuple[int, int]:
         """The largest number of rows and of keys of a sequence."""
         longest_rows, longest_keys = (
-            max(stop - start for start, stop in pairwise(starts)) for starts in (self.rows, self.keys)
+            max(stop - start for start, stop in pairwise(starts))
+            for starts in (self.rows, self.keys)
         )
         return longest_rows, longest_keys
 
@@ -76,16 +87,20 @@ class Library(ABC):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Out [T, Hq, D] and natural log-sum-exps, float32 [T, Hq], of keys and values [K, Hkv, D]."""
+        """Out [T, Hq, D] and natural log-sum-exps, float32 [T, Hq], of keys and values [K, Hkv,
+        D]."""
 
 
 @cache
 def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None  # searches folders, which takes longer than a launch
+    return (
+        importlib.util.find_spec(module) is not None
+    )  # searches folders, which takes longer than a launch
 
 
 class FlashAttention(Library):
-    """`flash_attn_varlen_func` of flash-attn 2.6 or later, with the causal mask aligned to the last row."""
+    """`flash_attn_varlen_func` of flash-attn 2.6 or later, with the causal mask aligned to the last
+    row."""
 
     module = "flash_attn"
 
@@ -109,7 +124,9 @@ class FlashInfer(Library):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float
     ) -> tuple[Tensor, Tensor]:
-        planned = _planned(sequences, query.shape[1], key.shape[1], query.shape[2], query.dtype, scale)
+        planned = _planned(
+            sequences, query.shape[1], key.shape[1], query.shape[2], query.dtype, scale
+        )
         out, lse = planned.run(query, key, value, return_lse=True)
         return out, lse * math.log(2)
 
@@ -130,7 +147,8 @@ def _planned(
 
 
 class Sdpa(Library):
-    """Torch's flash attention over the keys before the rows and over the rows' own keys, merged by log-sum-exp."""
+    """Torch's flash attention over the keys before the rows and over the rows' own keys, merged by
+    log-sum-exp."""
 
     def serves(self, query: Tensor) -> bool:
         return not query.is_cuda or query.dtype in HALF
@@ -141,16 +159,34 @@ class Sdpa(Library):
         out, lse = torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
         for rows, keys in zip(pairwise(sequences.rows), pairwise(sequences.keys), strict=True):
             own_rows, middle = slice(*rows), keys[1] - (rows[1] - rows[0])
-            parts = [_flash(query[own_rows], key[middle : keys[1]], value[middle : keys[1]], scale, causal=True)]
+            parts = [
+                _flash(
+                    query[own_rows],
+                    key[middle : keys[1]],
+                    value[middle : keys[1]],
+                    scale,
+                    causal=True,
+                )
+            ]
             if middle > keys[0]:
                 parts.append(
-                    _flash(query[own_rows], key[keys[0] : middle], value[keys[0] : middle], scale, causal=False)
+                    _flash(
+                        query[own_rows],
+                        key[keys[0] : middle],
+                        value[keys[0] : middle],
+                        scale,
+                        causal=False,
+                    )
                 )
             out[own_rows], lse[own_rows] = _merged(parts)
         return out, lse
 
 
-LIBRARIES: dict[str, Library] = {"flash_attn": FlashAttention(), "flashinfer": FlashInfer(), "sdpa": Sdpa()}
+LIBRARIES: dict[str, Library] = {
+    "flash_attn": FlashAttention(),
+    "flashinfer": FlashInfer(),
+    "sdpa": Sdpa(),
+}
 """Libraries by name, the preferred one first."""
 
 
@@ -159,12 +195,19 @@ def select_library(query: Tensor) -> Library | None:
     return next((library for library in LIBRARIES.values() if library.serves(query)), None)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Out [rows, Hq, D] and log-sum-exps [rows, Hq]; kv heads are the batch, their keys repeated with a stride of 0."""
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Out [rows, Hq, D] and log-sum-exps [rows, Hq]; kv heads are the batch, their keys repeated
+    with a stride of 0."""
     heads = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)
-    key, value = (x.transpose(0, 1)[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
+    key, value = (
+        x.transpose(0, 1)[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value)
+    )
     if query.is_cuda:
-        results = torch.ops.aten._scaled_dot_product_flash_attention(heads, key, value, 0.0, causal, False, scale=scale)
+        results = torch.ops.aten._scaled_dot_product_flash_attention(
+            heads, key, value, 0.0, causal, False, scale=scale
+        )
     else:
         results = flash(heads, key, value, is_causal=causal, scale=scale)
     out, lse = results[:2]
@@ -195,7 +238,8 @@ TILE = 32  # keys that one program rotates
 
 @dataclass(frozen=True, eq=False)
 class RotationPlan:
-    """Plan of the rotated copies of a batch: its groups of several rows over the pool, and over the copies.
+    """Plan of the rotated copies of a batch: its groups of several rows over the pool, and over the
+    copies.
 
     `keys` is the number of copied keys. `sequences` has the groups as causal sequences, if each has
     the last rows of contiguous keys, else None. `rows` has their rows in the batch.
@@ -210,7 +254,8 @@ class RotationPlan:
 
 @lru_cache(maxsize=4)
 def plan_rotation(batch: SpanBatch) -> RotationPlan:
-    """Plan the copies of a batch; cached for the last few batches, since all layers of a model use the same plan."""
+    """Plan the copies of a batch; cached for the last few batches, since all layers of a model use
+    the same plan."""
     groups = batch.groups_on_host
     assert groups is not None, "a batch of rows chosen on the device has no copies"
     chosen = groups.rows > 1
@@ -220,13 +265,17 @@ def plan_rotation(batch: SpanBatch) -> RotationPlan:
     starts = starts_of(spans.length)
     count = -(-int(starts[-1]) // PAGE)
     copied_spans = spans._replace(
-        position=np.zeros_like(starts[:-1]), first_page=starts[:-1] // PAGE, offset=starts[:-1] % PAGE
+        position=np.zeros_like(starts[:-1]),
+        first_page=starts[:-1] // PAGE,
+        offset=starts[:-1] % PAGE,
     )
     pages = torch.arange(count, dtype=torch.int32, device=batch.device)
     target = pack(groups._replace(of_span=copied_spans), pages, page_size=PAGE, page_count=count)
     rows = np.flatnonzero(np.repeat(chosen, groups.rows))
     (rows_on_device,) = to_device([rows], torch.int32, batch.device)
-    return RotationPlan(source, target, int(starts[-1]), _sequences(groups, chosen, batch.device), rows_on_device)
+    return RotationPlan(
+        source, target, int(starts[-1]), _sequences(groups, chosen, batch.device), rows_on_device
+    )
 
 
 def _sequences(groups: GroupArrays, chosen: Numbers, device: torch.device) -> Sequences | None:
@@ -237,9 +286,14 @@ def _sequences(groups: GroupArrays, chosen: Numbers, device: torch.device) -> Se
         query_index = groups.query_index[slice(*row_starts[group : group + 2])]
         group_spans = slice(*span_starts[group : group + 2])
         index, length = spans.index[group_spans], spans.length[group_spans]
-        contiguous = (np.diff(query_index) == 1).all() and (index[1:] == (index + length)[:-1]).all()
+        contiguous = (np.diff(query_index) == 1).all() and (
+            index[1:] == (index + length)[:-1]
+        ).all()
         if not (
-            len(index) and contiguous and query_index[-1] + 1 == index[-1] + length[-1] and query_index[0] >= index[0]
+            len(index)
+            and contiguous
+            and query_index[-1] + 1 == index[-1] + length[-1]
+            and query_index[0] >= index[0]
         ):
             return None
         rows.append(rows[-1] + len(query_index))
@@ -254,24 +308,39 @@ def _copy_rotated(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PER_KEY: tl.constexpr,
     ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HALF_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key tiles or more, kv heads): copy keys rotated by the position of their tile, and values unchanged.
+    """Grid (key tiles or more, kv heads): copy keys rotated by the position of their tile, and
+    values unchanged.
 
     PER_KEY: each key is rotated by its own position.
     """
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     if tile >= tl.load(tile_starts + spans):
         return
-    near, pair, channel = tl.arange(0, BLOCK_N), tl.arange(0, HALF_BLOCK), tl.arange(0, 2 * HALF_BLOCK)
+    near, pair, channel = (
+        tl.arange(0, BLOCK_N),
+        tl.arange(0, HALF_BLOCK),
+        tl.arange(0, 2 * HALF_BLOCK),
+    )
     count, position = tl.load(source + tile * 4 + 1), tl.load(source + tile * 4 + 3)
     is_key = (near < count)[:, None]
     from_row = tl.load(source_rows + tile * BLOCK_N + near).to(tl.int64)
     to_row = (tl.load(target + tile * 4) + near).to(tl.int64)
     source_offset = (from_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
     target_offset = (to_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
-    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
+    first = channels(
+        pair * 2 if INTERLEAVED else pair,
+        HEAD_DIM // 2,
+        HALF_BLOCK,
+        ROTARY_HALF,
+        INTERLEAVED,
+        HALF_BLOCK,
+    )
     second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
     second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
-    is_first, is_second = is_key & (first < HEAD_DIM)[None, :], is_key & (second < HEAD_DIM)[None, :]
+    is_first, is_second = (
+        is_key & (first < HEAD_DIM)[None, :],
+        is_key & (second < HEAD_DIM)[None, :],
+    )
     k1 = tl.load(keys + source_offset + first[None, :], mask=is_first, other=0.0)
     k2 = tl.load(keys + source_offset + second[None, :], mask=is_second, other=0.0)
     shift = position + (near if PER_KEY else tl.zeros_like(near))
@@ -288,8 +357,11 @@ def _copy_rotated(
     )
 
 
-def copy_rotated(key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, scores: Scores) -> tuple[Tensor, Tensor]:
-    """Key and value pages [pages, `PAGE`, Hkv, D] of the rotated copies, which `plan.target` reads in form MAT."""
+def copy_rotated(
+    key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    """Key and value pages [pages, `PAGE`, Hkv, D] of the rotated copies, which `plan.target` reads
+    in form MAT."""
     (form, table, _, interleaved), (kv_heads, head_dim) = scores, key_pages.shape[2:]
     shape = (len(plan.target.pages), PAGE, kv_heads, head_dim)
     copies = key_pages.new_empty(shape), value_pages.new_empty(shape)
@@ -306,8 +378,12 @@ def copy_rotated(key_pages: Tensor, value_pages: Tensor, plan: RotationPlan, sco
 
 
 KEYS_PER_PIECE = 256  # at least: with fewer, merging costs more than it saves
-ROTATE_ONCE_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which copies are cheaper; an estimate
-IN_PLACE_DIM = 128  # above, the product that puts rows in place needs more memory than a multiprocessor has
+ROTATE_ONCE_ENTRIES = (
+    1024  # pairs (row, head of a kv head) of a group from which copies are cheaper; an estimate
+)
+IN_PLACE_DIM = (
+    128  # above, the product that puts rows in place needs more memory than a multiprocessor has
+)
 LEAST_DOT = 16  # channels: the fewest of a matrix product in Triton
 
 
@@ -323,7 +399,11 @@ def attend(
     call = Call(query, out, lse, scores)
     if batch.max_rows > 1:
         entries = batch.max_rows * (query.shape[1] // key_pages.shape[2])
-        if scores.form != "MAT" and entries >= ROTATE_ONCE_ENTRIES and batch.groups_on_host is not None:
+        if (
+            scores.form != "MAT"
+            and entries >= ROTATE_ONCE_ENTRIES
+            and batch.groups_on_host is not None
+        ):
             _attend_copies(call, key_pages, value_pages, plan_rotation(batch))
         else:
             _launch(call, key_pages, value_pages, batch, scores.form, one_row=False)
@@ -343,8 +423,12 @@ class Call:
 
 
 def _attend_copies(call: Call, key_pages: Tensor, value_pages: Tensor, plan: RotationPlan) -> None:
-    """Attend with all groups of several rows over rotated copies of their spans, by a library or our kernel."""
-    copies, (_, table, scale, interleaved) = copy_rotated(key_pages, value_pages, plan, call.scores), call.scores
+    """Attend with all groups of several rows over rotated copies of their spans, by a library or
+    our kernel."""
+    copies, (_, table, scale, interleaved) = (
+        copy_rotated(key_pages, value_pages, plan, call.scores),
+        call.scores,
+    )
     library = select_library(call.query) if plan.sequences is not None else None
     if library is None or plan.sequences is None:
         _launch(call, *copies, plan.target, "MAT", one_row=False)
@@ -357,8 +441,17 @@ def _attend_copies(call: Call, key_pages: Tensor, value_pages: Tensor, plan: Rot
     call.out[rows], call.lse[rows] = library.attend(query, keys, values, plan.sequences, scale)
 
 
-def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, *, one_row: bool) -> None:
-    """Attend with all groups of one row, or with all other groups, and write the results of their rows."""
+def _launch(
+    call: Call,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    batch: SpanBatch,
+    form: str,
+    *,
+    one_row: bool,
+) -> None:
+    """Attend with all groups of one row, or with all other groups, and write the results of their
+    rows."""
     query, (_, table, scale, interleaved) = call.query, call.scores
     (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     rotates = form != "MAT" or batch.shifted
@@ -371,9 +464,14 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         "INTERLEAVED": interleaved or not rotates,
     }
     group_heads = heads // kv_heads
-    entries, from_registers = group_heads * (1 if one_row else batch.max_rows), multiplies_registers(query.device)
+    entries, from_registers = (
+        group_heads * (1 if one_row else batch.max_rows),
+        multiplies_registers(query.device),
+    )
     if form == "QR" and head_dim > IN_PLACE_DIM and not from_registers:
-        entries = min(entries, 64)  # more rows, rotated and not rotated, do not fit into the registers of these devices
+        entries = min(
+            entries, 64
+        )  # more rows, rotated and not rotated, do not fit into the registers of these devices
     size = blocks(head_dim, query.dtype, entries, query.device)
     in_place = form == "QR" and size.m >= 64 and head_dim <= IN_PLACE_DIM and from_registers
     tiles = list_tiles(batch, size.n, per_key=bool(constants["ROTATE_KEYS"]))
@@ -382,7 +480,9 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         programs=target_programs(query.device), min_tiles=KEYS_PER_PIECE // size.n,
     )  # fmt: skip
     pieces = work.max_pieces * kv_heads * size.m if work.split else 0
-    parts, part_lse = (query.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,)))
+    parts, part_lse = (
+        query.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,))
+    )
     attend_tiles[(work.max_pieces, kv_heads)](
         query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
         batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
@@ -402,19 +502,26 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
 
 
 def half_block(head_dim: int, *, separate: bool) -> int:
-    """Half of the channels of a tile, a power of two; `separate`: each half is a separate product."""
+    """Half of the channels of a tile, a power of two; `separate`: each half is a separate
+    product."""
     return max(LEAST_DOT if separate else LEAST_DOT // 2, triton.next_power_of_2(head_dim) // 2)
 
 
 @cache
 def target_programs(device: torch.device) -> int:
-    """Number of programs that fill the device: two per multiprocessor, or one for the interpreter."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    """Number of programs that fill the device: two per multiprocessor, or one for the
+    interpreter."""
+    return (
+        2 * torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 1
+    )
 
 
 @cache
 def multiplies_registers(device: torch.device) -> bool:
-    """Whether products of 64 rows read the rows from registers, as from compute capability 9.0 on."""
+    """Whether products of 64 rows read the rows from registers, as from compute capability 9.0
+    on."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 

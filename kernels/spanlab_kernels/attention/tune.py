@@ -17,7 +17,14 @@ import torch
 from spanlab_kernels.attention import attend
 from spanlab_kernels.attention import triton as launcher
 from spanlab_kernels.attention.batch import Group, Span, span_batch
-from spanlab_kernels.attention.kernel import LARGEST, Blocks, blocks, cache_file, save_choices, variant
+from spanlab_kernels.attention.kernel import (
+    LARGEST,
+    Blocks,
+    blocks,
+    cache_file,
+    save_choices,
+    variant,
+)
 from spanlab_kernels.blocks import angle_table
 from spanlab_kernels.testing import inverse_powers
 
@@ -28,7 +35,8 @@ ROWS = (1, 8, 16, 64)
 
 
 def candidates(fixed: Blocks) -> Iterator[Blocks]:
-    """The fixed sizes, then variations of keys per tile and tiles in flight, and 64 rows on half the warps."""
+    """The fixed sizes, then variations of keys per tile and tiles in flight, and 64 rows on half
+    the warps."""
     yield fixed
     for n in (32, 64, 128):
         for stages in (2, 3, 4):
@@ -39,18 +47,23 @@ def candidates(fixed: Blocks) -> Iterator[Blocks]:
 
 
 def fastest(sizes: Iterator[Blocks], seconds: Callable[[Blocks], float]) -> Blocks:
-    """The sizes of the least time, without those that exceed the card's resources; the first must not exceed them."""
+    """The sizes of the least time, without those that exceed the card's resources; the first must
+    not exceed them."""
     times = {}
     for size in sizes:
         try:
             times[size] = seconds(size)
-        except Exception as error:  # Triton's OutOfResources, which moves between modules of the package
+        except (
+            Exception
+        ) as error:  # Triton's OutOfResources, which moves between modules of the package
             if not times or "OutOfResources" not in type(error).__name__:
                 raise
     return min(times, key=times.__getitem__)
 
 
-def tune(head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: torch.device) -> dict[str, Blocks]:
+def tune(
+    head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: torch.device
+) -> dict[str, Blocks]:
     """The fastest sizes by variant, for form QR over spans of `SPAN` keys, on a CUDA device."""
     tuned = {}
     for rows in ROWS:
@@ -59,7 +72,8 @@ def tune(head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: t
         name = variant(head_dim, dtype, entries)
         if name not in tuned:
             tuned[name] = fastest(
-                candidates(blocks(head_dim, dtype, entries)), lambda size, call=call: _time(call, size)
+                candidates(blocks(head_dim, dtype, entries)),
+                lambda size, call=call: _time(call, size),
             )
     return tuned
 
@@ -77,7 +91,9 @@ def _call(
     count = max(spans[-1].pages) + 1
     batch = span_batch([Group(range(KEYS - rows, KEYS), spans)], device, page_size=PAGE)
     query = torch.randn(rows, heads, head_dim, device=device).to(dtype)
-    keys, values = (torch.randn(count, PAGE, kv_heads, head_dim, device=device).to(dtype) for _ in "kv")
+    keys, values = (
+        torch.randn(count, PAGE, kv_heads, head_dim, device=device).to(dtype) for _ in "kv"
+    )
     table = angle_table(inverse_powers(head_dim), KEYS + 1, device)
     return lambda: attend(query, keys, values, batch, form="QR", table=table, scale=head_dim**-0.5)
 
@@ -104,7 +120,9 @@ def _once(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Tune, store and print the sizes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--head-dim", type=int, required=True)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--heads", type=int, default=32)
@@ -114,7 +132,9 @@ def main() -> None:
         print("not tuned: no CUDA device")
         return
     device = torch.device("cuda")
-    tuned = tune(options.head_dim, getattr(torch, options.dtype), options.heads, options.kv_heads, device)
+    tuned = tune(
+        options.head_dim, getattr(torch, options.dtype), options.heads, options.kv_heads, device
+    )
     save_choices(torch.cuda.get_device_name(device), tuned, cache_file())
     for name, size in tuned.items():
         print(f"{name}: {size}")

@@ -17,7 +17,16 @@ from spanlab.analyses.base import Findings, Finished
 from spanlab.core.request import Request
 from spanlab.judge import Case, judge_all
 from spanlab.queries.render import ChatTokenizer
-from spanlab.report.table import Ends, Field, Table, count, estimate, percent_interval, tabulate, word
+from spanlab.report.table import (
+    Ends,
+    Field,
+    Table,
+    count,
+    estimate,
+    percent_interval,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import (
     ANALYSES,
     LABELS,
@@ -28,7 +37,16 @@ from spanlab.settings.analyses import (
     JudgeSettings,
 )
 from spanlab.settings.study import Study
-from spanlab.stats import POSITIVE, SHARE, Interval, Kind, McNemar, mcnemar, mean_interval, share_interval
+from spanlab.stats import (
+    POSITIVE,
+    SHARE,
+    Interval,
+    Kind,
+    McNemar,
+    mcnemar,
+    mean_interval,
+    share_interval,
+)
 from spanlab.study.jobs import run_cells
 from spanlab.study.machine import repeat_files
 from spanlab.study.numbers import ArmFiles, Outputs, read_outputs
@@ -46,7 +64,8 @@ _NOTES = (
 
 
 def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str) -> Table:
-    """Return accuracy where answers were scored, and agreement with the baseline where logits were stored."""
+    """Return accuracy where answers were scored, and agreement with the baseline where logits were
+    stored."""
     scored = any(entry["accuracy"] for entry in entries)
     compared = any(entry["agreement"] for entry in entries)
     divergence = estimate(_short_nats)
@@ -54,10 +73,16 @@ def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
         Field("arm", "arm", word, left=True),
         *(Field(label, label, lambda value: word(str(value)), left=True) for label in labels),
         Field("questions", "questions", count, "n"),
-        *(Field(key, heading if scored else "", percent_interval, f"accuracy.{key}") for key, heading in _ACCURACY),
+        *(
+            Field(key, heading if scored else "", percent_interval, f"accuracy.{key}")
+            for key, heading in _ACCURACY
+        ),
         Field("kl", "KL" if compared else "", divergence, "agreement.kl"),
         Field("kl_floor", "floor\nof KL" if compared else "", divergence, "floor.kl"),
-        *(Field(key, key if compared else "", percent_interval, f"agreement.{key}") for key in ("top1", "greedy")),
+        *(
+            Field(key, key if compared else "", percent_interval, f"agreement.{key}")
+            for key in ("top1", "greedy")
+        ),
     )
     notes = [note.format(baseline=baseline) for note in _NOTES]
     return tabulate("answers", "Answers and predictions of every arm", fields, entries, notes)
@@ -76,15 +101,18 @@ Score = Callable[[str, str], float]
 _ARTICLES = frozenset({"a", "an", "the"})
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _APOSTROPHES = re.compile(r"(?<=\w)['\u2019](?=\w)")
-# A run of letters and digits. A point between digits does not end it; a sign or point before it belongs to the number.
+# A run of letters and digits. A point between digits does not end it; a sign or point before it
+# belongs to the number.
 _TOKEN = re.compile(r"(?:(?<![\w.])-?\.?(?=\d))?[^\W_]+(?:(?<=\d)\.(?=\d)[^\W_]+)*")
 _NUMBER = re.compile(r"-?\.?\d[\d.]*")
 
 
 def normalised(text: str) -> list[str]:
-    """Return the tokens of a text in lower case, without punctuation, and without articles if other tokens remain.
+    """Return the tokens of a text in lower case, without punctuation, and without articles if other
+    tokens remain.
 
-    As in SQuAD's evaluation, except that numbers stay whole: "1,000" is one token, "4.5" is not "45", "-5" is not "5".
+    As in SQuAD's evaluation, except that numbers stay whole: "1,000" is one token, "4.5" is not
+    "45", "-5" is not "5".
     """
     plain = unicodedata.normalize("NFKC", text).lower().replace("\u2212", "-")
     ungrouped = _GROUPED.sub(lambda number: number[0].replace(",", ""), plain)
@@ -98,7 +126,8 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def stated(answer: str, gold: str) -> float:
-    """Return 1 if the answer contains gold's tokens in sequence and, for a gold number, no other number; else 0.
+    """Return 1 if the answer contains gold's tokens in sequence and, for a gold number, no other
+    number; else 0.
 
     For models that answer in a sentence. An answer that lists several numbers does not score.
     """
@@ -110,7 +139,8 @@ def stated(answer: str, gold: str) -> float:
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """Return the harmonic mean of precision and recall over bags of tokens, 0 to 1 (SQuAD, Rajpurkar et al. 2016)."""
+    """Return the harmonic mean of precision and recall over bags of tokens, 0 to 1 (SQuAD,
+    Rajpurkar et al. 2016)."""
     answer_counts, gold_counts = Counter(normalised(answer)), Counter(_gold_tokens(gold))
     common = (answer_counts & gold_counts).total()
     return 2 * common / (answer_counts.total() + gold_counts.total())
@@ -158,18 +188,22 @@ class Divergence:
 
 
 def divergence(reference: Logits, other: Logits, greedy: bool | None = None) -> Divergence:
-    """Compare two [T, V] logits of one prompt, row t of both predicting after the same T tokens of text.
+    """Compare two [T, V] logits of one prompt, row t of both predicting after the same T tokens of
+    text.
 
-    Feed both arms the reference's tokens (teacher forcing), otherwise their predictions are for different texts.
+    Feed both arms the reference's tokens (teacher forcing), otherwise their predictions are for
+    different texts.
     """
     kl, same = kl_rows(reference, other), top1_rows(reference, other)
     return Divergence(len(kl), float(kl.mean()), float(same.mean()), greedy)
 
 
 def kl_rows(reference: Logits, other: Logits) -> NDArray[np.float64]:
-    """Return KL(p ‖ q) = Σ p · (log p − log q) per row, nats, float64, shape [T]; p is the reference.
+    """Return KL(p ‖ q) = Σ p · (log p − log q) per row, nats, float64, shape [T]; p is the
+    reference.
 
-    Inputs are [T, V] logits of any float kind; the softmax is taken in float64 with the row's maximum subtracted.
+    Inputs are [T, V] logits of any float kind; the softmax is taken in float64 with the row's
+    maximum subtracted.
     """
     _check(reference, other)
     rows = []
@@ -182,7 +216,8 @@ def kl_rows(reference: Logits, other: Logits) -> NDArray[np.float64]:
 
 
 def top1_rows(reference: Logits, other: Logits) -> NDArray[np.bool_]:
-    """Return whether each row has its largest logit at the same index, shape [T]; ties count by the first index."""
+    """Return whether each row has its largest logit at the same index, shape [T]; ties count by the
+    first index."""
     _check(reference, other)
     same: NDArray[np.bool_] = reference.argmax(axis=1) == other.argmax(axis=1)
     return same
@@ -202,13 +237,19 @@ def _log_softmax(row: Logits) -> NDArray[np.float64]:
 def _check(reference: Logits, other: Logits) -> None:
     for name, logits in (("reference", reference), ("other", other)):
         if logits.ndim != 2 or not logits.size:
-            raise ValueError(f"{name} logits have shape {logits.shape}, expected [tokens, vocabulary], both from 1 up")
+            raise ValueError(
+                f"{name} logits have shape {logits.shape}, expected [tokens, vocabulary], both from 1 up"
+            )
         bad = ~np.isfinite(logits).all(axis=1)
         if bad.any():
             row = int(bad.argmax())
-            raise ValueError(f"{name} logits hold NaN or infinity, first in row {row}, expected finite numbers")
+            raise ValueError(
+                f"{name} logits hold NaN or infinity, first in row {row}, expected finite numbers"
+            )
     if reference.shape != other.shape:
-        raise ValueError(f"other logits have shape {other.shape}, expected {reference.shape} as the reference has")
+        raise ValueError(
+            f"other logits have shape {other.shape}, expected {reference.shape} as the reference has"
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -232,7 +273,8 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Closeness to full recompute: means over prompts with 95 % bootstrap intervals; KL in nats per prediction."""
+    """Closeness to full recompute: means over prompts with 95 % bootstrap intervals; KL in nats per
+    prediction."""
 
     kl: Interval
     top1: Interval
@@ -241,7 +283,8 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Shares of right answers with exact 95 % intervals, mean token F1, and the test against the reference arm."""
+    """Shares of right answers with exact 95 % intervals, mean token F1, and the test against the
+    reference arm."""
 
     exact: Interval
     stated: Interval
@@ -251,7 +294,8 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class ArmRow:
-    """One arm of the table; None marks an unmeasured value. `floor` is M0 against M0, the same in every row."""
+    """One arm of the table; None marks an unmeasured value. `floor` is M0 against M0, the same in
+    every row."""
 
     arm: str
     n: int
@@ -261,12 +305,16 @@ class ArmRow:
 
 
 def arm_rows(
-    arms: Sequence[ArmResult], golds: Sequence[Sequence[str]], floor: Sequence[Divergence], reference: str = "M0"
+    arms: Sequence[ArmResult],
+    golds: Sequence[Sequence[str]],
+    floor: Sequence[Divergence],
+    reference: str = "M0",
 ) -> list[ArmRow]:
     """Return one row per arm, in the order given.
 
     `golds`      the prompts' gold answers; a prompt may have several.
-    `floor`      divergences of a second full recompute from the first: noise of the device alone; may be empty.
+    `floor`      divergences of a second full recompute from the first: noise of the device alone;
+                 may be empty.
     `reference`  the arm that McNemar's test compares with.
     """
     floor_agreement = _agreement(floor)
@@ -274,21 +322,31 @@ def arm_rows(
         prompts = len(golds)
         for name, values in (("answers", arm.answers), ("divergences", arm.divergences)):
             if values and len(values) != prompts:
-                raise ValueError(f"{arm.arm}.{name}: {len(values)} of them, expected one for each of {prompts} prompts")
+                raise ValueError(
+                    f"{arm.arm}.{name}: {len(values)} of them, expected one for each of {prompts} prompts"
+                )
     reference_correct = next(
         (_correct_answers(arm, golds) for arm in arms if arm.arm == reference and arm.answers), None
     )
     if reference_correct is None and any(arm.answers for arm in arms):
-        raise ValueError(f"reference={reference}: expected an arm with answers among {[arm.arm for arm in arms]}")
+        raise ValueError(
+            f"reference={reference}: expected an arm with answers among {[arm.arm for arm in arms]}"
+        )
     return [
         ArmRow(
-            arm.arm, len(golds), _accuracy(arm, golds, reference_correct), _agreement(arm.divergences), floor_agreement
+            arm.arm,
+            len(golds),
+            _accuracy(arm, golds, reference_correct),
+            _agreement(arm.divergences),
+            floor_agreement,
         )
         for arm in arms
     ]
 
 
-def _accuracy(arm: ArmResult, golds: Sequence[Sequence[str]], reference: list[bool] | None) -> Accuracy | None:
+def _accuracy(
+    arm: ArmResult, golds: Sequence[Sequence[str]], reference: list[bool] | None
+) -> Accuracy | None:
     if not arm.answers or reference is None:
         return None
     pairs = list(zip(arm.answers, golds, strict=True))
@@ -303,7 +361,10 @@ def _accuracy(arm: ArmResult, golds: Sequence[Sequence[str]], reference: list[bo
 
 
 def _correct_answers(arm: ArmResult, golds: Sequence[Sequence[str]]) -> list[bool]:
-    return [best_score(stated, answer, gold) == 1 for answer, gold in zip(arm.answers, golds, strict=True)]
+    return [
+        best_score(stated, answer, gold) == 1
+        for answer, gold in zip(arm.answers, golds, strict=True)
+    ]
 
 
 def _agreement(divergences: Sequence[Divergence]) -> Agreement | None:
@@ -313,7 +374,9 @@ def _agreement(divergences: Sequence[Divergence]) -> Agreement | None:
     return Agreement(
         kl=_mean([divergence.kl for divergence in divergences], POSITIVE),
         top1=_mean([divergence.top1 for divergence in divergences], SHARE),
-        greedy=share_interval(sum(decoded), len(decoded)) if len(decoded) == len(divergences) else None,
+        greedy=share_interval(sum(decoded), len(decoded))
+        if len(decoded) == len(divergences)
+        else None,
     )
 
 
@@ -342,13 +405,21 @@ def score_answers(finished: Finished) -> Findings:
     study, labels = finished.study, finished.workload.labels
     outputs = {arm: _outputs(study, arm, files) for arm, files in finished.files.items()}
     if study.runs.baseline not in outputs:
-        return Findings({"answers": []}, caveats=(f"no answers are compared, for {study.runs.baseline} failed",))
-    repeated_outputs = _outputs(study, study.runs.baseline, repeat_files(finished.folder, study.runs.baseline))
+        return Findings(
+            {"answers": []}, caveats=(f"no answers are compared, for {study.runs.baseline} failed",)
+        )
+    repeated_outputs = _outputs(
+        study, study.runs.baseline, repeat_files(finished.folder, study.runs.baseline)
+    )
     entries = []
     for values, requests in answered_by_labels(finished.workload.requests, labels).items():
         labels_entry = dict(zip(labels, values, strict=True))
-        entries += [labels_entry | entry for entry in _entries(study, outputs, repeated_outputs, requests)]
-    return Findings({"answers": entries}, tables=(answers_table(entries, list(labels), study.runs.baseline),))
+        entries += [
+            labels_entry | entry for entry in _entries(study, outputs, repeated_outputs, requests)
+        ]
+    return Findings(
+        {"answers": entries}, tables=(answers_table(entries, list(labels), study.runs.baseline),)
+    )
 
 
 def answered_by_labels(
@@ -358,32 +429,51 @@ def answered_by_labels(
     by_labels: dict[tuple[Label, ...], list[Request]] = {}
     for index, request in enumerate(requests):
         if request.answer is not None:
-            by_labels.setdefault(tuple(values[index] for values in labels.values()), []).append(request)
+            by_labels.setdefault(tuple(values[index] for values in labels.values()), []).append(
+                request
+            )
     return by_labels
 
 
 def _outputs(study: Study, arm: str, files: ArmFiles) -> Outputs:
-    """Return the outputs of an arm under the study's first seed; other seeds have the same questions."""
+    """Return the outputs of an arm under the study's first seed; other seeds have the same
+    questions."""
     return read_outputs(files.outputs(arm, run_cells(study, arm)[0]))
 
 
 def _entries(
-    study: Study, outputs: Mapping[str, Outputs], repeated_outputs: Outputs, requests: Sequence[Request]
+    study: Study,
+    outputs: Mapping[str, Outputs],
+    repeated_outputs: Outputs,
+    requests: Sequence[Request],
 ) -> list[dict[str, Any]]:
     base, tokenizer = outputs[study.runs.baseline], tokenizer_of(study.workload.tokenizer)
     # Accuracy needs trained weights, and answers that the arm generated itself.
-    answers, stop = study.engine.weights != "random" and study.engine.teacher is None, _stop(tokenizer)
+    answers, stop = (
+        study.engine.weights != "random" and study.engine.teacher is None,
+        _stop(tokenizer),
+    )
     results = []
     for arm, arm_outputs in outputs.items():
-        texts = tuple(answer_text(arm_outputs, request, tokenizer) for request in requests) if answers else ()
-        divergences = () if arm == study.runs.baseline else _divergences(base, arm_outputs, requests, stop)
+        texts = (
+            tuple(answer_text(arm_outputs, request, tokenizer) for request in requests)
+            if answers
+            else ()
+        )
+        divergences = (
+            () if arm == study.runs.baseline else _divergences(base, arm_outputs, requests, stop)
+        )
         results.append(ArmResult(arm, texts, divergences))
     floor = _divergences(base, repeated_outputs, requests, stop)
-    rows = arm_rows(results, [[request.answer or ""] for request in requests], floor, study.runs.baseline)
+    rows = arm_rows(
+        results, [[request.answer or ""] for request in requests], floor, study.runs.baseline
+    )
     entries = [_plain(asdict(row)) for row in rows]
     if study.analyses.answers.judge.base_url:
         for entry, result in zip(entries, results, strict=True):
-            entry["judge"] = _judge_answers(study.analyses.answers.judge, requests, result.answers, tokenizer)
+            entry["judge"] = _judge_answers(
+                study.analyses.answers.judge, requests, result.answers, tokenizer
+            )
     return entries
 
 
@@ -392,13 +482,20 @@ def _divergences(
 ) -> tuple[Divergence, ...]:
     """Return the divergence from the baseline of each request, up to the end of its answer.
 
-    Empty where logits were not recorded, or where tokens differ, so that predictions are for different texts.
+    Empty where logits were not recorded, or where tokens differ, so that predictions are for
+    different texts.
     """
     divergences = []
     for request in requests:
-        base_logits, arm_logits = (outputs.logits.get(request.id) for outputs in (base, arm_outputs))
+        base_logits, arm_logits = (
+            outputs.logits.get(request.id) for outputs in (base, arm_outputs)
+        )
         tokens = base.tokens[request.id]
-        if base_logits is None or arm_logits is None or not np.array_equal(tokens, arm_outputs.tokens[request.id]):
+        if (
+            base_logits is None
+            or arm_logits is None
+            or not np.array_equal(tokens, arm_outputs.tokens[request.id])
+        ):
             return ()
         ends = _ends(tokens, stop)
         answered = int(ends[0]) + 1 if len(ends) else len(tokens)
@@ -417,7 +514,11 @@ def answer_text(outputs: Outputs, request: Request, tokenizer: ChatTokenizer) ->
 
 def _stop(tokenizer: ChatTokenizer) -> int | None:
     """Return the id of the token that ends an answer, if the tokenizer has one."""
-    return None if tokenizer.eos_token is None else tokenizer.tokenizer.token_to_id(tokenizer.eos_token)
+    return (
+        None
+        if tokenizer.eos_token is None
+        else tokenizer.tokenizer.token_to_id(tokenizer.eos_token)
+    )
 
 
 def _ends(tokens: NDArray[np.int32], stop: int | None) -> NDArray[np.int64]:
@@ -426,12 +527,17 @@ def _ends(tokens: NDArray[np.int32], stop: int | None) -> NDArray[np.int64]:
 
 
 def _judge_answers(
-    judge: JudgeSettings, requests: Sequence[Request], answers: Sequence[str], tokenizer: ChatTokenizer
+    judge: JudgeSettings,
+    requests: Sequence[Request],
+    answers: Sequence[str],
+    tokenizer: ChatTokenizer,
 ) -> dict[str, Any]:
     """Return the judge's mean score over the answers that it scored, and its failures."""
     prompts = [tokenizer.decode(request.tokens) for request in requests]
     cases = zip(prompts, requests, answers, strict=True)
-    result = judge_all(judge, [Case(prompt, request.answer or "", answer) for prompt, request, answer in cases])
+    result = judge_all(
+        judge, [Case(prompt, request.answer or "", answer) for prompt, request, answer in cases]
+    )
     mean = float(np.mean(result.scores)) if result.scores else None
     return {"mean": mean, "judged": len(result.scores), "failures": result.failures}
 
@@ -447,9 +553,13 @@ def _check_study(study: Study) -> None:
     """Raise ValueError for answers that are not recorded, and for a judge of others' answers."""
     engine = study.engine
     if engine.record not in ("tokens", "logits"):
-        raise ValueError(f"analyses=answers with engine.record={engine.record}: expected tokens or logits")
+        raise ValueError(
+            f"analyses=answers with engine.record={engine.record}: expected tokens or logits"
+        )
     if engine.weights == "random" and engine.record == "tokens":
-        raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
+        raise ValueError(
+            "engine.record=tokens with engine.weights=random: expected logits, or trained weights"
+        )
     address = study.analyses.answers.judge.base_url
     if address and (engine.teacher is not None or engine.weights == "random"):
         answers = f"engine.teacher={engine.teacher}, engine.weights={engine.weights}"

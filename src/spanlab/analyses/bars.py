@@ -42,11 +42,19 @@ _FIELDS = (
 def bars_table(points: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Table:
     """Return a row per number of every point; the title counts the bars that are cleared."""
     rows: list[dict[str, Any]] = [
-        {"point": point, "verdict": verdict_of(entry)} for point, entries in points for entry in entries
+        {"point": point, "verdict": verdict_of(entry)}
+        for point, entries in points
+        for entry in entries
     ]
     decided = [row["verdict"] for row in rows if row["verdict"].judged]
     title = f"Bars: {sum(verdict.holds for verdict in decided)} of {len(decided)} are cleared"
-    return tabulate("bars", title, _FIELDS, rows, ("each bar is judged alone, without a correction for their number",))
+    return tabulate(
+        "bars",
+        title,
+        _FIELDS,
+        rows,
+        ("each bar is judged alone, without a correction for their number",),
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -56,8 +64,17 @@ def bars_table(points: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Tab
 #: Functions of a finished study and the name of an arm that yield verdicts.
 BARS: Registry[Iterable[Verdict]] = Registry("bars", given=("finished", "arm"))
 _REORDERED = "repeated_documents"  # the workload whose orders are known
-SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD = 0.85, 0.95, 0.10, 0.05, 0.20
-TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0  # the required speedup, and the predicted speedup from which it is required
+SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD = (
+    0.85,
+    0.95,
+    0.10,
+    0.05,
+    0.20,
+)
+TENFOLD, CLEARLY_TENFOLD = (
+    10.0,
+    12.0,
+)  # the required speedup, and the predicted speedup from which it is required
 ROOMY = 1.2  # capacity ÷ working set
 
 
@@ -76,7 +93,9 @@ def bars_of_study(finished: Finished) -> Findings:
 
 def bars_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Return the verdicts of all points of a sweep."""
-    verdicts_by_point = [(value_text(point.value), (point.summary or {})["bars"]) for point in points]
+    verdicts_by_point = [
+        (value_text(point.value), (point.summary or {})["bars"]) for point in points
+    ]
     return Findings(
         {"bars": [{"point": name, "verdicts": verdicts} for name, verdicts in verdicts_by_point]},
         tables=(bars_table(verdicts_by_point),),
@@ -85,25 +104,45 @@ def bars_of_points(points: Sequence[SweepPoint]) -> Findings:
 
 @BARS.register("prefill_speedup")
 def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Compare the speedup of requests with a known prefix with the timing model's prediction, by order of parts.
+    """Compare the speedup of requests with a known prefix with the timing model's prediction, by
+    order of parts.
 
     Predicted: time to compute the whole prompt ÷ time to compute the tokens after the known prefix,
     one request at a time.
     """
     cells = [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds]
-    arm_columns, base_columns = (_joined(finished, name, cells) for name in (arm, finished.study.runs.baseline))
-    orders = np.array(finished.workload.labels.get("order", ("",) * len(finished.workload.requests)))
+    arm_columns, base_columns = (
+        _joined(finished, name, cells) for name in (arm, finished.study.runs.baseline)
+    )
+    orders = np.array(
+        finished.workload.labels.get("order", ("",) * len(finished.workload.requests))
+    )
     for order in dict.fromkeys(orders[arm_columns["request_id"]].tolist()):
         rows = (_known_tokens(arm_columns) > 0) & (orders[arm_columns["request_id"]] == order)
         if not rows.any():
             continue
-        measured = float(delays_of(base_columns)["ttft_s"][rows].sum() / delays_of(arm_columns)["ttft_s"][rows].sum())
+        measured = float(
+            delays_of(base_columns)["ttft_s"][rows].sum()
+            / delays_of(arm_columns)["ttft_s"][rows].sum()
+        )
         predicted = _predicted(finished, arm, select(arm_columns, rows))
         name = f" of {order} order" if order else ""
-        yield Verdict("prefill_speedup", arm, f"speedup{name}, ×", measured, least=SHARE_OF_PREDICTED * predicted)
+        yield Verdict(
+            "prefill_speedup",
+            arm,
+            f"speedup{name}, ×",
+            measured,
+            least=SHARE_OF_PREDICTED * predicted,
+        )
         yield Verdict("prefill_speedup", arm, f"predicted speedup{name}, ×", predicted)
         if predicted >= CLEARLY_TENFOLD:
-            yield Verdict("prefill_speedup", arm, f"speedup{name} where 12 × are predicted, ×", measured, least=TENFOLD)
+            yield Verdict(
+                "prefill_speedup",
+                arm,
+                f"speedup{name} where 12 × are predicted, ×",
+                measured,
+                least=TENFOLD,
+            )
 
 
 def _joined(finished: Finished, arm: str, cells: Sequence[RunCell]) -> Columns:
@@ -122,42 +161,59 @@ def _predicted(finished: Finished, arm: str, columns: Columns) -> float:
     prefixes = np.minimum(_known_tokens(columns), columns["prompt_tokens"] - 1).tolist()
     whole_prompt_ns = sum(sum(steps(0, prompt)) for prompt in prompts)
     return whole_prompt_ns / sum(
-        sum(steps(known_tokens, prompt)) for known_tokens, prompt in zip(prefixes, prompts, strict=True)
+        sum(steps(known_tokens, prompt))
+        for known_tokens, prompt in zip(prefixes, prompts, strict=True)
     )
 
 
 def _known_tokens(columns: Columns) -> np.ndarray:
     """Return the tokens of each prompt that had been computed before its admission."""
-    known: np.ndarray = columns["prompt_tokens"] - columns["lost_never_seen"] - columns["lost_out_of_reach"]
+    known: np.ndarray = (
+        columns["prompt_tokens"] - columns["lost_never_seen"] - columns["lost_out_of_reach"]
+    )
     return known
 
 
 @BARS.register("expected_prefix")
 def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Compare reused tokens of shuffled prompts with E[LCP] over earlier orders, of unshuffled ones with all tokens."""
+    """Compare reused tokens of shuffled prompts with E[LCP] over earlier orders, of unshuffled ones
+    with all tokens."""
     settings = finished.study.workload
     assert isinstance(settings, RepeatedDocumentsWorkload), "check_bars lets no other workload pass"
     options = settings.repeated_documents
     columns = _joined(
-        finished, arm, [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds]
+        finished,
+        arm,
+        [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds],
     )
-    labels = {name: np.array(values)[columns["request_id"]] for name, values in finished.workload.labels.items()}
+    labels = {
+        name: np.array(values)[columns["request_id"]]
+        for name, values in finished.workload.labels.items()
+    }
     all_tokens = options.documents * options.document_tokens
     counts = range(1, options.repeats + 1)
     expected = {
         "same": float(all_tokens),
-        "shuffled": float(np.mean([expected_prefix(options.documents, options.document_tokens, n) for n in counts])),
+        "shuffled": float(
+            np.mean(
+                [expected_prefix(options.documents, options.document_tokens, n) for n in counts]
+            )
+        ),
     }
     for order in options.orders:
         rows = labels["order"] == order
         # the mean reused tokens of the selected requests by group
         groups, numbers = np.unique(columns["group_id"][rows], return_inverse=True)
-        means: np.ndarray = np.bincount(numbers, columns["reused_tokens"][rows], len(groups)) / np.bincount(numbers)
+        means: np.ndarray = np.bincount(
+            numbers, columns["reused_tokens"][rows], len(groups)
+        ) / np.bincount(numbers)
         reused = t_interval(means - options.system_tokens)
         slack = 0.0 if reused.high is None else reused.high - reused.mean
         description = f"reused documents of {order} order, tokens per prompt"
         least = SHARE_OF_INFINITE * all_tokens if order == "same" else None
-        yield Verdict("expected_prefix", arm, description, reused.mean, least, expected[order] + slack)
+        yield Verdict(
+            "expected_prefix", arm, description, reused.mean, least, expected[order] + slack
+        )
         yield Verdict("expected_prefix", arm, f"E[LCP] of {order} order, tokens", expected[order])
 
 
@@ -173,23 +229,37 @@ def computed_once(finished: Finished, arm: str) -> Iterator[Verdict]:
     late, computed, new, recomputing, factor = np.array(runs).sum(axis=0).tolist()
     if late:
         description = "tokens computed after the first prefill"
-        yield Verdict("computed_once", arm, description, computed, least=new, most=new + late * (block - 1))
-    yield Verdict("computed_once", arm, "requests that compute the shared part again", recomputing / len(runs))
+        yield Verdict(
+            "computed_once", arm, description, computed, least=new, most=new + late * (block - 1)
+        )
+    yield Verdict(
+        "computed_once", arm, "requests that compute the shared part again", recomputing / len(runs)
+    )
     yield Verdict("computed_once", arm, "prompt tokens ÷ computed tokens", factor / len(runs))
 
 
 def _once(columns: Columns, block: int) -> tuple[float, ...]:
-    """Return late requests, their computed and new tokens, recomputing requests, and prompt ÷ computed tokens."""
+    """Return late requests, their computed and new tokens, recomputing requests, and prompt ÷
+    computed tokens."""
     prompt, computed, seen = (columns[f"{name}_tokens"] for name in ("prompt", "computed", "seen"))
     late = columns["admitted_s"] >= columns["first_token_s"].min()
     new = prompt - np.minimum(seen, prompt - 1)
-    recomputing = int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1  # the first request has to compute it
-    return int(late.sum()), int(computed[late].sum()), int(new[late].sum()), recomputing, prompt.sum() / computed.sum()
+    recomputing = (
+        int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1
+    )  # the first request has to compute it
+    return (
+        int(late.sum()),
+        int(computed[late].sum()),
+        int(new[late].sum()),
+        recomputing,
+        prompt.sum() / computed.sum(),
+    )
 
 
 @BARS.register("near_infinite")
 def near_infinite(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Compare the token hit rate with that of an infinite cache; judged if memory holds the working set."""
+    """Compare the token hit rate with that of an infinite cache; judged if memory holds the working
+    set."""
     result = _result_of(finished, arm)
     summary, capacity = result.data.summary, finished.study.store.total_gib
     infinite = summary["bounds"]["infinite_prefix_tokens"] / summary["tokens"]["prompt"]
@@ -198,36 +268,63 @@ def near_infinite(finished: Finished, arm: str) -> Iterator[Verdict]:
     least = SHARE_OF_INFINITE * infinite if sets >= 1 else None
     yield Verdict("near_infinite", arm, "token hit rate", summary["token_hit_rate"], least=least)
     yield Verdict("near_infinite", arm, "token hit rate of a cache without limit", infinite)
-    inserted, evicted = (sum(run[f"{name}_bytes"] for run in result.data.runs) for name in ("inserted", "evicted"))
+    inserted, evicted = (
+        sum(run[f"{name}_bytes"] for run in result.data.runs) for name in ("inserted", "evicted")
+    )
     most = MOST_EVICTED if sets >= ROOMY else None
-    yield Verdict("near_infinite", arm, "evicted ÷ inserted bytes", evicted / inserted if inserted else 0.0, most=most)
-    yield Verdict("near_infinite", arm, "prompt tokens ÷ computed tokens", 1 / (1 - summary["token_hit_rate"]))
+    yield Verdict(
+        "near_infinite",
+        arm,
+        "evicted ÷ inserted bytes",
+        evicted / inserted if inserted else 0.0,
+        most=most,
+    )
+    yield Verdict(
+        "near_infinite", arm, "prompt tokens ÷ computed tokens", 1 / (1 - summary["token_hit_rate"])
+    )
 
 
 @BARS.register("thrash")
 def thrash(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Compare KV that was recomputed after eviction with evicted bytes; judged where memory exceeds the working set.
+    """Compare KV that was recomputed after eviction with evicted bytes; judged where memory exceeds
+    the working set.
 
-    All recomputed KV counts, however long ago it was evicted; a limit on that distance could only lower it.
+    All recomputed KV counts, however long ago it was evicted; a limit on that distance could only
+    lower it.
     """
     result = _result_of(finished, arm)
     study, evicted = finished.study, sum(run["evicted_bytes"] for run in result.data.runs)
-    recomputed_tokens = sum(int(columns["lost_kv_evicted"].sum()) for columns in finished.files[arm].columns().values())
-    share = recomputed_tokens * held_token_bytes(study.model, study.batch) / evicted if evicted else 0.0
+    recomputed_tokens = sum(
+        int(columns["lost_kv_evicted"].sum()) for columns in finished.files[arm].columns().values()
+    )
+    share = (
+        recomputed_tokens * held_token_bytes(study.model, study.batch) / evicted if evicted else 0.0
+    )
     capacity = study.store.total_gib
     roomy = capacity is None or capacity * GIB >= ROOMY * _working_set(finished, result)
-    yield Verdict("thrash", arm, "computed again ÷ evicted bytes", share, most=MOST_THRASHED if roomy else None)
+    yield Verdict(
+        "thrash",
+        arm,
+        "computed again ÷ evicted bytes",
+        share,
+        most=MOST_THRASHED if roomy else None,
+    )
 
 
 @BARS.register("beyond_whole_prompts")
 def beyond_whole_prompts(finished: Finished, arm: str) -> Iterator[Verdict]:
-    """Compare the lead in token hit rate over the arm that matches whole prompts only, paired by seed."""
+    """Compare the lead in token hit rate over the arm that matches whole prompts only, paired by
+    seed."""
     (whole_prompts,) = whole_prompt_arms(finished.study)
     leads = _hit_rates(finished, arm) - _hit_rates(finished, whole_prompts)
     lead = t_interval(leads)
     low = lead.mean if lead.low is None else lead.low
-    yield Verdict("beyond_whole_prompts", arm, f"token hit rate − that of {whole_prompts}", lead.mean)
-    yield Verdict("beyond_whole_prompts", arm, "the same, low end of its 95 % interval", low, least=LEAST_LEAD)
+    yield Verdict(
+        "beyond_whole_prompts", arm, f"token hit rate − that of {whole_prompts}", lead.mean
+    )
+    yield Verdict(
+        "beyond_whole_prompts", arm, "the same, low end of its 95 % interval", low, least=LEAST_LEAD
+    )
 
 
 def _result_of(finished: Finished, arm: str) -> ArmResult:
@@ -237,14 +334,25 @@ def _result_of(finished: Finished, arm: str) -> ArmResult:
 def _hit_rates(finished: Finished, arm: str) -> np.ndarray:
     """Return reused ÷ prompt tokens of each run."""
     by_cell = finished.files[arm].columns()
-    return np.array([by_cell[cell]["reused_tokens"].sum() / by_cell[cell]["prompt_tokens"].sum() for cell in by_cell])
+    return np.array(
+        [
+            by_cell[cell]["reused_tokens"].sum() / by_cell[cell]["prompt_tokens"].sum()
+            for cell in by_cell
+        ]
+    )
 
 
 def _working_set(finished: Finished, result: ArmResult) -> float:
-    """Return KV bytes of the distinct tokens of one run: outputs, and prompts without their known prefixes."""
+    """Return KV bytes of the distinct tokens of one run: outputs, and prompts without their known
+    prefixes."""
     study, runs = finished.study, finished.files[result.data.name].columns().values()
-    new = [columns["prompt_tokens"] - columns["seen_tokens"] + columns["output_tokens"] for columns in runs]
-    return float(np.mean([tokens.sum() for tokens in new])) * held_token_bytes(study.model, study.batch)
+    new = [
+        columns["prompt_tokens"] - columns["seen_tokens"] + columns["output_tokens"]
+        for columns in runs
+    ]
+    return float(np.mean([tokens.sum() for tokens in new])) * held_token_bytes(
+        study.model, study.batch
+    )
 
 
 def _check(study: Study) -> None:
@@ -253,13 +361,19 @@ def _check(study: Study) -> None:
         one_of("bars", name, BARS)
         check_names(f"bars.{name}", arms, study.arms, is_read=True)
     if not study.analyses.bars.arms:
-        raise ValueError("bars={} with analyses=bars: expected arms of a bar, as in bars.near_infinite=[radix]")
+        raise ValueError(
+            "bars={} with analyses=bars: expected arms of a bar, as in bars.near_infinite=[radix]"
+        )
     if "expected_prefix" in study.analyses.bars.arms and study.workload.kind != _REORDERED:
-        raise ValueError(f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}")
+        raise ValueError(
+            f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}"
+        )
     if "prefill_speedup" in study.analyses.bars.arms:
         if study.arrivals.clients != 1:
             clients = f"arrivals.clients={study.arrivals.clients}"
-            raise ValueError(f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1")
+            raise ValueError(
+                f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1"
+            )
         if study.runs.baseline not in study.chosen():
             raise ValueError(
                 f"bars.prefill_speedup with baseline={study.runs.baseline}: expected one of the arms that run"
@@ -268,7 +382,10 @@ def _check(study: Study) -> None:
         raise ValueError(
             f"bars.thrash with model.name={study.model.name}: expected attention layers alone, for it counts KV"
         )
-    if "beyond_whole_prompts" in study.analyses.bars.arms and len(arms := whole_prompt_arms(study)) != 1:
+    if (
+        "beyond_whole_prompts" in study.analyses.bars.arms
+        and len(arms := whole_prompt_arms(study)) != 1
+    ):
         names = ", ".join(arms) or "none"
         raise ValueError(
             f"bars.beyond_whole_prompts with {names} of policy=exact_hash: expected one such arm that runs"

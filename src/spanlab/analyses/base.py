@@ -67,7 +67,8 @@ class Finished:
     files     files of each arm that completed
     results   summaries of these files; present where an analysis needs ARMS
     failed    the error of each arm that failed, by arm
-    plain     files of the requests in plain transformers, or why they failed; None where no analysis reads them
+    plain     files of the requests in plain transformers, or why they failed; None where no
+              analysis reads them
     facts     device of the engine; None for a simulation
     noise     noise of the engine's machine; None for a simulation
     profile   timing model that predicts the engine; None where no analysis reads it
@@ -93,10 +94,14 @@ class Finished:
     @property
     def measured(self) -> list[MeasuredArm]:
         """The arms that completed, for comparisons of families."""
-        return [MeasuredArm(result.data.name, result.data.summary, result.ttft_sums) for result in self.results]
+        return [
+            MeasuredArm(result.data.name, result.data.summary, result.ttft_sums)
+            for result in self.results
+        ]
 
     def noise_sentence(self, refused: str) -> str:
-        """Sentence why the study reports no `refused`, such as speedups; empty on a calm machine and in simulations."""
+        """Sentence why the study reports no `refused`, such as speedups; empty on a calm machine
+        and in simulations."""
         return self.noise.sentence(refused) if self.noise else ""
 
 
@@ -107,7 +112,8 @@ class Findings:
     summary  entries of `summary.json`; no other analysis has the same keys
     tables   printed in this order
     further  tables that are written and not printed
-    figures  picklable functions that draw the figures, by file name; they return None where there is no figure
+    figures  picklable functions that draw the figures, by file name; they return None where there
+             is no figure
     caveats  sentences that a reader of the numbers must know
     """
 
@@ -141,9 +147,14 @@ class _Tokenizer(NamedTuple):
 
 
 def foreign_tokenizer(study: Study) -> tuple[str, ...]:
-    """One caveat where the tokenizer's vocabulary cannot be the model's; empty where no text was tokenized."""
+    """One caveat where the tokenizer's vocabulary cannot be the model's; empty where no text was
+    tokenized."""
     tokenizer, rows = _tokenizer(study.workload), study.model.vocab_size
-    if tokenizer is None or rows < _LEAST_VOCABULARY or (1 - _MOST_UNUSED) * rows <= tokenizer.tokens <= rows:
+    if (
+        tokenizer is None
+        or rows < _LEAST_VOCABULARY
+        or (1 - _MOST_UNUSED) * rows <= tokenizer.tokens <= rows
+    ):
         return ()
     return (
         f"tokens are those of the {tokenizer.name} tokenizer, {tokenizer.tokens:,} of them, "
@@ -155,10 +166,16 @@ def _tokenizer(workload: WorkloadSettings) -> _Tokenizer | None:
     if workload.tokenizer is not None:
         file = find_tokenizer(workload.tokenizer)
         return _Tokenizer(file.name, file.tokenizer.get_vocab_size())
-    if workload.source != "shape" or workload.path is not None or workload.kind not in committed_names():
+    if (
+        workload.source != "shape"
+        or workload.path is not None
+        or workload.kind not in committed_names()
+    ):
         return None
     tokenizer = committed(workload.kind, None).meta.get("tokenizer")
-    return None if tokenizer is None else _Tokenizer(tokenizer["name"], _OF_SHAPES[tokenizer["name"]])
+    return (
+        None if tokenizer is None else _Tokenizer(tokenizer["name"], _OF_SHAPES[tokenizer["name"]])
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -171,17 +188,23 @@ UNKNOWN_QUALITY = (
 )
 
 
-ROUNDED_STATES = "{}: states are stored in a rounded format; the effect on answers is unknown in the simulator"
+ROUNDED_STATES = (
+    "{}: states are stored in a rounded format; the effect on answers is unknown in the simulator"
+)
 INEXACT_REPLAY = (
     "{}: not exact: recurrent layers read a residual stream without the outputs of attention; the effect on "
     "answers is not simulated"
 )
-GIVEN_ARRIVALS = "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
+GIVEN_ARRIVALS = (
+    "arrivals are given and nothing is drawn: one seed is run, and intervals are over groups only"
+)
 FULL_STORE = (
     "no Pareto figures: the store is full, so that resident bytes equal the budget, whatever the arm; sweep "
     'the budget instead: sweep=["store.total_gib=A,B,C"]'
 )
-LOOSE_BOUNDS = f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"
+LOOSE_BOUNDS = (
+    f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"
+)
 
 
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
@@ -191,7 +214,11 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
         *foreign_tokenizer(study),
         *_inexact(study),
         *_drafted(study),
-        *([f"no speedups, for {study.runs.baseline} failed"] if study.runs.baseline in failed else []),
+        *(
+            [f"no speedups, for {study.runs.baseline} failed"]
+            if study.runs.baseline in failed
+            else []
+        ),
         *([] if study.draws_arrivals() else [GIVEN_ARRIVALS]),
         *_few(arms),
         *_saturated(study, arms),
@@ -211,7 +238,8 @@ def _drafted(study: Study) -> Iterator[str]:
             yield "batch.speculation.draft_tokens=0: nothing is drafted, and no layer of a drafter is loaded"
         return
     accepted = (
-        f"each of {speculation.draft_tokens} drafts per step is accepted with probability {speculation.acceptance:g}"
+        f"each of {speculation.draft_tokens} drafts per step is accepted with probability "
+        f"{speculation.acceptance:g}"
     )
     layers = f", and layers of the drafter ({speculation.draft_layers}) are as large as the model's"
     size = layers if speculation.has_kv else ""
@@ -220,9 +248,13 @@ def _drafted(study: Study) -> Iterator[str]:
 
 def _inexact(study: Study) -> Iterator[str]:
     """Yield caveats about answers that the arms change and the simulator does not compute."""
-    if study.backend == "sim" and any(study.arms[name].spans is not None for name in study.chosen()):
+    if study.backend == "sim" and any(
+        study.arms[name].spans is not None for name in study.chosen()
+    ):
         yield UNKNOWN_QUALITY
-    replays = {name: build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
+    replays = {
+        name: build_recovery(study.model, study.arms[name]).replay for name in study.chosen()
+    }
     replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
     rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
     for sentence, names in ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded)):
@@ -244,7 +276,11 @@ def _saturated(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
     names = with_verdict(arms, SATURATED)
     if not names:
         return
-    no_speedups = f"; no speedups, for {study.runs.baseline} is one of them" if study.runs.baseline in names else ""
+    no_speedups = (
+        f"; no speedups, for {study.runs.baseline} is one of them"
+        if study.runs.baseline in names
+        else ""
+    )
     yield (
         f"saturated at {load_words(study)}: {', '.join(names)}: the queue grows as long as requests arrive, so that "
         f"mean delays depend on the length of the run{no_speedups}"
@@ -278,7 +314,8 @@ def load_words(study: Study) -> str:
 
 
 def _extrapolated(arms: Sequence[ArmData]) -> Iterator[str]:
-    """Yield a caveat about steps outside the fitted range of the timing model, most frequent features first."""
+    """Yield a caveat about steps outside the fitted range of the timing model, most frequent
+    features first."""
     steps: Counter[str] = Counter()
     for run in (run for arm in arms for run in arm.runs):
         steps.update(run["beyond"])
@@ -331,7 +368,9 @@ def footer(finished: Finished) -> str:
     repeats = f" · {study.runs.repeats} repeats" if study.runs.repeats > 1 else ""
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
-    store = f"store {describe_store(study)} · " if study.backend != SERVER else ""  # unknown for a real server
+    store = (
+        f"store {describe_store(study)} · " if study.backend != SERVER else ""
+    )  # unknown for a real server
     arrivals = finished.study.arrivals
     if finished.shares:
         load = f"{arrivals.kind} at {', '.join(f'{share:g}' for share in finished.shares.values())} of saturation"
@@ -352,7 +391,10 @@ def describe_store(study: Study) -> str:
     labels = [f"{_gib(value)} {label}" for value, label in budgets if value is not None]
     if store.entries is not None:
         labels.append(f"{store.entries} entries")
-    labels += [f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s" for name, rules in store.tiers.items()]
+    labels += [
+        f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s"
+        for name, rules in store.tiers.items()
+    ]
     per_replica = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
     return (", ".join(labels) or "unlimited") + per_replica
 
@@ -392,7 +434,8 @@ def findings_by_axis(
     figure: Callable[..., Figure | None],
     summary: dict[str, Any],
 ) -> Findings:
-    """Return one table and one figure per axis of the sweep, `name`_1 and so on; `figure` draws a group of points."""
+    """Return one table and one figure per axis of the sweep, `name`_1 and so on; `figure` draws a
+    group of points."""
     groups = {f"{name}_{number}": group for number, group in enumerate(by_axis(points).values(), 1)}
     return Findings(
         summary=summary,

@@ -1,4 +1,5 @@
-"""Where prompts part from earlier ones, and why: every break with its class, grouped by position in the prompt."""
+"""Where prompts part from earlier ones, and why: every break with its class, grouped by position in
+the prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ import numpy as np
 from spanlab.analyses.fixes import Facts
 from spanlab.core.token_string import sums_before
 from spanlab.offline.forest import Ints
-from spanlab.report.table import MISSING, Cell, Field, Table, count, number_format, percent, tabulate, word
+from spanlab.report.table import (
+    MISSING,
+    Cell,
+    Field,
+    Table,
+    count,
+    number_format,
+    percent,
+    tabulate,
+    word,
+)
 from spanlab.workloads.logs.bodies import Prompt
 from spanlab.workloads.logs.break_classes import (
     CLASSES,
@@ -31,12 +42,22 @@ MOST_BREAKS = 6  # rows of the table
 MOST_SHORT = 2  # and of the one in a terminal
 AROUND = 80  # characters of both sides before and after a difference that a report holds without a tokenizer
 AROUND_TOKENS = 12  # and tokens with one
-_SHORT, _BEFORE = 150, 60  # characters of a side in a terminal, and those of them before the difference
+_SHORT, _BEFORE = (
+    150,
+    60,
+)  # characters of a side in a terminal, and those of them before the difference
 _WINDOW = 400  # characters on each side of a difference that are cut into tokens
-_SAME_TEXT = 256  # characters that two prompts share if they differ in a parameter and not in everything
+_SAME_TEXT = (
+    256  # characters that two prompts share if they differ in a parameter and not in everything
+)
 _OF_ALL_TOOLS = ("reordered_tools", "reordered_keys")  # classes that no single tool has
-_ROLE_OF = {"changed_system_prompt": "system", "changed_tools": "tools"}  # also where a side has another part there
-_LOOKED_UP = 8  # sections behind a break by which an earlier prompt of the same conversation is found
+_ROLE_OF = {
+    "changed_system_prompt": "system",
+    "changed_tools": "tools",
+}  # also where a side has another part there
+_LOOKED_UP = (
+    8  # sections behind a break by which an earlier prompt of the same conversation is found
+)
 
 # ------------------------------------------------------------------------------
 # The earlier request from which each request parts.
@@ -57,7 +78,8 @@ class _Sections(NamedTuple):
 
 
 def _before(numbers: Ints, of: Ints) -> Ints:
-    """Return the entry of `of` at the last earlier place with the same number; -1 where there is none."""
+    """Return the entry of `of` at the last earlier place with the same number; -1 where there is
+    none."""
     order = np.argsort(numbers, kind="stable")
     again = numbers[order][1:] == numbers[order][:-1]
     before = np.full(len(numbers), -1, dtype=np.int64)
@@ -66,9 +88,11 @@ def _before(numbers: Ints, of: Ints) -> Ints:
 
 
 def _earlier(facts: Facts, sections: _Sections, parting: Ints) -> dict[int, int]:
-    """Return the earlier request of each of `parting`: of those that share most, one of the same conversation.
+    """Return the earlier request of each of `parting`: of those that share most, one of the same
+    conversation.
 
-    That is the one before it in its session, or else the latest that has one of the sections behind the break.
+    That is the one before it in its session, or else the latest that has one of the sections behind
+    the break.
     """
     paths, log = facts.paths, facts.log
     again = np.flatnonzero(~paths.first)
@@ -88,7 +112,9 @@ def _earlier(facts: Facts, sections: _Sections, parting: Ints) -> dict[int, int]
         if deepest[request] < 0:
             return True
         visit = int(paths.starts[other] + below[request])
-        return visit < paths.starts[other + 1] and bool(paths.nodes[visit] == paths.nodes[deepest[request]])
+        return visit < paths.starts[other + 1] and bool(
+            paths.nodes[visit] == paths.nodes[deepest[request]]
+        )
 
     chosen: dict[int, int] = {}
     with_section: dict[int, int] = {}
@@ -104,7 +130,10 @@ def _earlier(facts: Facts, sections: _Sections, parting: Ints) -> dict[int, int]
                 begin = sections.first[request]
                 behind = names[begin : min(begin + _LOOKED_UP, starts[request + 1])]
                 others = map(with_section.get, behind)
-                same = next((other for other in others if other is not None and shares(request, other)), None)
+                same = next(
+                    (other for other in others if other is not None and shares(request, other)),
+                    None,
+                )
                 chosen[request] = chosen[request] if same is None else same
         with_section.update(dict.fromkeys(names[starts[request] : starts[request + 1]], request))
     return chosen
@@ -116,7 +145,8 @@ def _earlier(facts: Facts, sections: _Sections, parting: Ints) -> dict[int, int]
 
 
 class _Text(NamedTuple):
-    """Sections of a prompt; `plain` are those without a chat template, and `arguments` the variables of a template."""
+    """Sections of a prompt; `plain` are those without a chat template, and `arguments` the
+    variables of a template."""
 
     sections: list[Section]
     plain: list[Section]
@@ -130,7 +160,8 @@ class Break(NamedTuple):
     `role`, `line`    of the message that differs; the line is None where it says nothing
     `tool`            number and name of the tool that differs
     `path`, `character`  section of the body, and the equal characters of it
-    `sides`           texts around the difference: what both share before it, and what follows in each
+    `sides`           texts around the difference: what both share before it, and what follows in
+                      each
     """
 
     kind: str
@@ -159,13 +190,17 @@ class _Comparison:
         """Compare a prompt with an earlier one, if the log has both."""
         earlier, later = self.prompts[other], self.prompts[request]
         if earlier is not None and later is not None:
-            self.breaks[request] = self._break(request, other, self._text(earlier), self._text(later))
+            self.breaks[request] = self._break(
+                request, other, self._text(earlier), self._text(later)
+            )
 
     def _text(self, prompt: Prompt) -> _Text:
         sections = sections_of(prompt, self.options)
         if self.options.template is None:
             return _Text(sections, sections, {})
-        return _Text(sections, sections_of(prompt, BodyOptions(self.options.tools)), prompt.arguments)
+        return _Text(
+            sections, sections_of(prompt, BodyOptions(self.options.tools)), prompt.arguments
+        )
 
     def _break(self, request: int, other: int, earlier: _Text, later: _Text) -> Break | None:
         where = divergence_of(earlier.sections, later.sections)
@@ -185,8 +220,12 @@ class _Comparison:
         tails = sides[0][where.section :], sides[1][where.section :]
         sessions = self.log.sessions
         same_session = sessions is not None and bool(sessions[request] == sessions[other])
-        goes_on = (same_session or sessions is None) and any(section.role == "assistant" for section in before)
-        difference = Difference(*tails, where.character, goes_on, same_session, parameter, by_template)
+        goes_on = (same_session or sessions is None) and any(
+            section.role == "assistant" for section in before
+        )
+        difference = Difference(
+            *tails, where.character, goes_on, same_session, parameter, by_template
+        )
         rule = rule_of(difference)
         line = None
         if rule.kind in OF_A_LINE and difference.role != "tools" and not parameter:
@@ -206,27 +245,45 @@ class _Comparison:
         )
 
     def _parameter(self, request: int, other: int, earlier: _Text, later: _Text) -> str:
-        """Return the parameters in which two requests differ and on which what they share depends."""
-        pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]] = [(earlier.arguments, later.arguments)]
+        """Return the parameters in which two requests differ and on which what they share
+        depends."""
+        pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]] = [
+            (earlier.arguments, later.arguments)
+        ]
         if self.log.identities is not None:
             names = self.log.identity_names
-            first, second = (dict(names[self.log.identities[number]]) for number in (other, request))
+            first, second = (
+                dict(names[self.log.identities[number]]) for number in (other, request)
+            )
             pairs.append((first, second))
-        names_of = (key for first, second in pairs for key in {**first, **second} if first.get(key) != second.get(key))
+        names_of = (
+            key
+            for first, second in pairs
+            for key in {**first, **second}
+            if first.get(key) != second.get(key)
+        )
         return ", ".join(sorted(map(str, names_of)))
 
 
 def _line(before: Sequence[Section], difference: Difference) -> int | None:
-    """Return the line of a message in which two prompts part, from 1; None if it is the line of its role."""
+    """Return the line of a message in which two prompts part, from 1; None if it is the line of its
+    role."""
     section = difference.later[0]
     text = shown(section)
     of_message = [shown(each) for each in before if each.path == section.path and each.path]
-    lines = text.count("\n", 0, difference.character) + sum(each.count("\n") + 1 for each in of_message) + 1
+    lines = (
+        text.count("\n", 0, difference.character)
+        + sum(each.count("\n") + 1 for each in of_message)
+        + 1
+    )
     return (lines - (of_message or [text])[0].startswith(f"{section.role}\n")) or None
 
 
-def _excerpts(sides: tuple[str, str, str] | None, tokens_of: TokensOf | None) -> tuple[str | None, str | None]:
-    """Return both sides of a difference: 12 tokens before and after it, or 80 characters without a tokenizer."""
+def _excerpts(
+    sides: tuple[str, str, str] | None, tokens_of: TokensOf | None
+) -> tuple[str | None, str | None]:
+    """Return both sides of a difference: 12 tokens before and after it, or 80 characters without a
+    tokenizer."""
     if sides is None:
         return None, None
     head, *tails = sides
@@ -240,7 +297,8 @@ def _excerpts(sides: tuple[str, str, str] | None, tokens_of: TokensOf | None) ->
 
 
 def _within(tokens: Sequence[tuple[int, int]], spot: int) -> tuple[int, int]:
-    """Return where 12 tokens before a spot begin, and how far behind it 12 more end, with the one around it."""
+    """Return where 12 tokens before a spot begin, and how far behind it 12 more end, with the one
+    around it."""
     before = [start for start, stop in tokens if stop <= spot and stop > start]
     behind = [stop for start, stop in tokens if stop > spot and stop > start]
     first = before[-AROUND_TOKENS:][:1]
@@ -249,8 +307,11 @@ def _within(tokens: Sequence[tuple[int, int]], spot: int) -> tuple[int, int]:
 
 
 def escaped(text: str) -> str:
-    """Return a text with line ends, control and format characters as escapes, so that it stays on one line."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    """Return a text with line ends, control and format characters as escapes, so that it stays on
+    one line."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -299,14 +360,17 @@ class Breaks:
 
 
 def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
-    """Return the groups of breaks, if `redact` without any text; those without a class are grouped by their position.
+    """Return the groups of breaks, if `redact` without any text; those without a class are grouped
+    by their position.
 
     Fields of a row:
 
     `class`, `says`  class and position in words; the class is None if it is not known
-    `position`       tokens that a prompt shares with an earlier one, and `tokens` that follow in `requests` prompts
+    `position`       tokens that a prompt shares with an earlier one, and `tokens` that follow in
+                     `requests` prompts
     `role`, `line`, `tool`  where the prompts part
-    `path`, `character`, `earlier`, `later`  section, equal characters of it and text on both sides, of the prompt that
+    `path`, `character`, `earlier`, `later`  section, equal characters of it and text on both sides,
+                                             of the prompt that
                      loses most; None if there is none or it is not shown
     """
     paths, seen = facts.paths, facts.paths.seen_tokens
@@ -314,19 +378,36 @@ def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
     parting = np.flatnonzero((behind > 0) & (np.arange(paths.requests) > 0))
     reading = _read(facts, parting)
     if reading is not None and redact:
-        reading.breaks = {request: known and _redacted(known) for request, known in reading.breaks.items()}
+        reading.breaks = {
+            request: known and _redacted(known) for request, known in reading.breaks.items()
+        }
     groups: dict[Any, list[int]] = defaultdict(list)
     for request in parting.tolist():
         if reading is None or request not in reading.breaks:
             groups[None, int(seen[request])].append(request)
-        elif (known := reading.breaks[request]) is not None:  # else the prompt only continues the earlier one
-            key = known.kind, known.role, known.line, known.tool and (known.tool[1] or known.tool[0])
+        elif (
+            known := reading.breaks[request]
+        ) is not None:  # else the prompt only continues the earlier one
+            key = (
+                known.kind,
+                known.role,
+                known.line,
+                known.tool and (known.tool[1] or known.tool[0]),
+            )
             groups[key].append(request)
     rows = [_row(reading, members, seen, behind) for members in groups.values()]
     rows.sort(key=lambda row: -row["tokens"])
-    classes = {request: known.kind for request, known in (reading.breaks if reading else {}).items() if known}
+    classes = {
+        request: known.kind
+        for request, known in (reading.breaks if reading else {}).items()
+        if known
+    }
     unknown = 0 if reading is None else len(parting) - len(reading.breaks)
-    notes = (f"{unknown:,} breaks have no class: the log does not have the texts of both prompts",) if unknown else ()
+    notes = (
+        (f"{unknown:,} breaks have no class: the log does not have the texts of both prompts",)
+        if unknown
+        else ()
+    )
     return Breaks(rows, sum(row["requests"] for row in rows), len(classes), classes, notes)
 
 
@@ -341,13 +422,17 @@ def _read(facts: Facts, parting: Ints) -> _Comparison | None:
     ends = np.concatenate([[0], sums_before(log.lengths, last + 1)])
     reached = sums_before(log.lengths, log.starts[:-1]) + facts.paths.seen_tokens
     first = np.searchsorted(ends, reached, side="right") - 1
-    sections = _Sections(log.pieces[last].tolist(), starts.tolist(), np.maximum(first, starts[:-1]).tolist())
+    sections = _Sections(
+        log.pieces[last].tolist(), starts.tolist(), np.maximum(first, starts[:-1]).tolist()
+    )
     for request, other in _earlier(facts, sections, parting).items():
         reading.compare(request, other)
     return reading
 
 
-def _row(reading: _Comparison | None, members: list[int], seen: Ints, behind: Ints) -> dict[str, Any]:
+def _row(
+    reading: _Comparison | None, members: list[int], seen: Ints, behind: Ints
+) -> dict[str, Any]:
     request = max(members, key=lambda member: int(behind[member]))
     known = reading.breaks.get(request) if reading else None
     tokens_of = reading.log.source.tokens_of if reading and reading.log.source else None
@@ -378,7 +463,9 @@ def _row(reading: _Comparison | None, members: list[int], seen: Ints, behind: In
     elif known.role in ("tools", "documents"):
         where = ""
     else:
-        role = _ROLES.get(known.role, f"messages of the role {known.role}" if known.role else known.path)
+        role = _ROLES.get(
+            known.role, f"messages of the role {known.role}" if known.role else known.path
+        )
         where = f" ({role})" if known.line is None else f" in line {known.line} of {role}"
     return row | {
         "class": known.kind,
@@ -424,28 +511,44 @@ def breaks_table(summary: Mapping[str, Any]) -> Table:
         Field("position", "position\n(tokens)", number_format(","), keep=3),
         Field("path", "in", _text, left=True, keep=1, empty=(None,)),
         Field("character", "character", number_format(","), keep=2, empty=(None,)),
-        Field("earlier", "an earlier prompt", _text, left=True, keep=4, empty=(None,), explains=True),
+        Field(
+            "earlier", "an earlier prompt", _text, left=True, keep=4, empty=(None,), explains=True
+        ),
         Field("later", "a later prompt", _text, left=True, keep=4, empty=(None,), explains=True),
     )
     title = "Why prompts part from earlier ones, with their texts"
-    return tabulate("breaks", title, fields, rows, (*_excerpts_note(rows), *summary["breaks_found"]["notes"]))
+    return tabulate(
+        "breaks", title, fields, rows, (*_excerpts_note(rows), *summary["breaks_found"]["notes"])
+    )
 
 
 def top_breaks_table(summary: Mapping[str, Any]) -> Table:
-    """Return the largest groups of breaks for a terminal, with the text of the first one that has a cause."""
+    """Return the largest groups of breaks for a terminal, with the text of the first one that has a
+    cause."""
     rows = summary["breaks"][:MOST_SHORT]
     fields = _group_fields(summary)
-    first = next((row for row in rows if row["class"] not in (None, "new_text") and row["earlier"] is not None), None)
+    first = next(
+        (
+            row
+            for row in rows
+            if row["class"] not in (None, "new_text") and row["earlier"] is not None
+        ),
+        None,
+    )
     sides = [] if first is None else short_sides(first["earlier"], first["later"])
     title = "Why prompts part from earlier ones: most tokens behind the break"
     return tabulate("top_breaks", title, fields, rows, sides)
 
 
 def short_sides(earlier: str, later: str) -> list[str]:
-    """Return both sides of a break for a terminal: from at most `_BEFORE` characters before their first difference."""
+    """Return both sides of a break for a terminal: from at most `_BEFORE` characters before their
+    first difference."""
     pairs = enumerate(zip(earlier, later, strict=False))
     cut = max(0, next((spot for spot, (first, second) in pairs if first != second), 0) - _BEFORE)
-    return [f"{name} {side[cut : cut + _SHORT]}" for name, side in (("earlier:", earlier), ("later:  ", later))]
+    return [
+        f"{name} {side[cut : cut + _SHORT]}"
+        for name, side in (("earlier:", earlier), ("later:  ", later))
+    ]
 
 
 def _excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

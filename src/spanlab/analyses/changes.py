@@ -1,4 +1,5 @@
-"""Changes from one arm to another, request by request: who loses reuse, to which cause, and what it costs in TTFT."""
+"""Changes from one arm to another, request by request: who loses reuse, to which cause, and what it
+costs in TTFT."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class RequestChanges:
     @property
     def tokens(self) -> Ints:
         """Reused tokens after minus before, int64 [requests]."""
-        difference: Ints = self.after["reused_tokens"].astype(np.int64) - self.before["reused_tokens"]
+        difference: Ints = (
+            self.after["reused_tokens"].astype(np.int64) - self.before["reused_tokens"]
+        )
         return difference
 
     def cause(self, name: str) -> Ints:
@@ -49,7 +52,8 @@ class RequestChanges:
         grown = np.stack([self.cause(name) for name in LOSS_CAUSES])
         largest = grown.argmax(axis=0)
         return [
-            LOSS_CAUSES[index] if grown[index, request] > 0 else "" for request, index in enumerate(largest.tolist())
+            LOSS_CAUSES[index] if grown[index, request] > 0 else ""
+            for request, index in enumerate(largest.tolist())
         ]
 
     def delays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -59,13 +63,16 @@ class RequestChanges:
 
 
 def pair_requests(before: ColumnMap, after: ColumnMap, seed: int) -> RequestChanges:
-    """Pair the counted requests of two runs by their ids; a request of one run alone is an error."""
+    """Pair the counted requests of two runs by their ids; a request of one run alone is an
+    error."""
     sides = []
     for columns in (before, after):
         counted = np.flatnonzero(columns["counted"].astype(bool))
         rows = counted[np.argsort(columns["request_id"][counted], kind="stable")]
         sides.append({name: values[rows] for name, values in columns.items()})
-    assert np.array_equal(sides[0]["request_id"], sides[1]["request_id"]), "both arms serve the same requests"
+    assert np.array_equal(sides[0]["request_id"], sides[1]["request_id"]), (
+        "both arms serve the same requests"
+    )
     return RequestChanges(seed, *sides)
 
 
@@ -73,9 +80,14 @@ def summarise(pairs: Sequence[RequestChanges]) -> dict[str, Any]:
     """Return the entry of an arm in `summary.json`, over all seeds."""
     tokens = np.concatenate([pair.tokens for pair in pairs])
     prompt = sum(int(pair.before["prompt_tokens"].sum()) for pair in pairs)
-    before, after = (np.concatenate(side) for side in zip(*(pair.delays() for pair in pairs), strict=True))
+    before, after = (
+        np.concatenate(side) for side in zip(*(pair.delays() for pair in pairs), strict=True)
+    )
     loses = tokens < 0
-    causes = {name: int(np.concatenate([pair.cause(name) for pair in pairs])[loses].sum()) for name in LOSS_CAUSES}
+    causes = {
+        name: int(np.concatenate([pair.cause(name) for pair in pairs])[loses].sum())
+        for name in LOSS_CAUSES
+    }
     return {
         "requests": len(tokens),
         "lose": int(loses.sum()),
@@ -83,7 +95,9 @@ def summarise(pairs: Sequence[RequestChanges]) -> dict[str, Any]:
         "lost_tokens": int(-tokens[loses].sum()),
         "gained_tokens": int(tokens[tokens > 0].sum()),
         "hit_rate_change": float(tokens.sum() / prompt) if prompt else 0.0,
-        "preemptions_change": sum(int(p.after["preemptions"].sum() - p.before["preemptions"].sum()) for p in pairs),
+        "preemptions_change": sum(
+            int(p.after["preemptions"].sum() - p.before["preemptions"].sum()) for p in pairs
+        ),
         "ttft_before_s": float(before.mean()),
         "ttft_after_s": float(after.mean()),
         "slower": int((after > (1 + SLOWER) * before).sum()),
@@ -149,7 +163,9 @@ def changes_of_study(finished: Finished) -> Findings:
     """Compare every arm with the baseline, request by request."""
     baseline = finished.study.runs.baseline
     if baseline not in finished.files:
-        raise ValueError(f"baseline={baseline} with analyses=changes: it failed, {finished.failed[baseline]}")
+        raise ValueError(
+            f"baseline={baseline} with analyses=changes: it failed, {finished.failed[baseline]}"
+        )
     columns = {name: files.columns() for name, files in finished.files.items()}
     pairs = {
         name: [pair_requests(columns[baseline][cell], by_cell[cell], cell.seed) for cell in by_cell]
@@ -157,9 +173,13 @@ def changes_of_study(finished: Finished) -> Findings:
         if name != baseline
     }
     entries = {name: summarise(of_arm) for name, of_arm in pairs.items()}
-    arm_rows = [{"arm": name, "main": _main_cause(entry["causes"]), **entry} for name, entry in entries.items()]
+    arm_rows = [
+        {"arm": name, "main": _main_cause(entry["causes"]), **entry}
+        for name, entry in entries.items()
+    ]
     requests = sorted(
-        (row for name in pairs for pair in pairs[name] for row in _rows(name, pair)), key=lambda row: int(row["change"])
+        (row for name in pairs for pair in pairs[name] for row in _rows(name, pair)),
+        key=lambda row: int(row["change"]),
     )
     title = f"{finished.name} · {footer(finished)}"
     notes = (
@@ -168,13 +188,25 @@ def changes_of_study(finished: Finished) -> Findings:
     )
     losers = [row for row in requests if row["change"] < 0][:SHOWN]
     of_losers = f"the {len(losers)} that lose most; changes_requests.csv has all {len(requests):,} that change"
-    all_requests = tabulate("changes_requests", "Requests whose reuse changes", _REQUEST_FIELDS, requests, ())
+    all_requests = tabulate(
+        "changes_requests", "Requests whose reuse changes", _REQUEST_FIELDS, requests, ()
+    )
     return Findings(
         summary={"changes": entries},
         tables=(
-            tabulate("changes", f"Changes from {baseline}, request by request\n{title}", _ARM_FIELDS, arm_rows, notes),
+            tabulate(
+                "changes",
+                f"Changes from {baseline}, request by request\n{title}",
+                _ARM_FIELDS,
+                arm_rows,
+                notes,
+            ),
             *(
-                [tabulate("changes_worst", "Requests that lose", _REQUEST_FIELDS, losers, (of_losers,))]
+                [
+                    tabulate(
+                        "changes_worst", "Requests that lose", _REQUEST_FIELDS, losers, (of_losers,)
+                    )
+                ]
                 if losers
                 else ()
             ),
@@ -184,11 +216,16 @@ def changes_of_study(finished: Finished) -> Findings:
 
 
 def _check(study: Study) -> None:
-    """Raise ValueError without a baseline among the arms, and for a server, which reports no causes."""
+    """Raise ValueError without a baseline among the arms, and for a server, which reports no
+    causes."""
     if study.runs.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.runs.baseline} with analyses=changes: expected one of the arms that run")
+        raise ValueError(
+            f"baseline={study.runs.baseline} with analyses=changes: expected one of the arms that run"
+        )
     if study.backend == "server":
-        raise ValueError("backend=server with analyses=changes: expected sim or engine, for a server reports no causes")
+        raise ValueError(
+            "backend=server with analyses=changes: expected sim or engine, for a server reports no causes"
+        )
 
 
 ANALYSES.add(Analysis("changes", changes_of_study, needs=(ARMS,), check=_check))

@@ -1,4 +1,5 @@
-"""The analysis `compare_backends`: simulate the arrivals of the engine's runs, and compute the prediction error."""
+"""The analysis `compare_backends`: simulate the arrivals of the engine's runs, and compute the
+prediction error."""
 
 from __future__ import annotations
 
@@ -129,7 +130,13 @@ CELLS = (
     Field("e2e_measured_mean_s", "E2E mean\nmeasured", seconds, "errors.e2e_s.measured_mean_s", 3),
     Field("e2e_bias", "its error\n% (absolute)", _bias, "errors.e2e_s", 3),
     Field("e2e_aa", "A/A", percent, "errors.e2e_s.spread.mean", 5),
-    Field("steps_alike", "schedule\nmatch", partial(_count, counted="equal", total="steps"), "parity", 1),
+    Field(
+        "steps_alike",
+        "schedule\nmatch",
+        partial(_count, counted="equal", total="steps"),
+        "parity",
+        1,
+    ),
     Field(
         "steps_outside_hull",
         "outside\nthe hull",
@@ -162,11 +169,14 @@ GOAL_COLUMNS = (
 
 
 def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tuple[Table, ...]:
-    """Return the table of cells and, for repeated runs, the ranks by load and the goals; `footer` is provenance."""
+    """Return the table of cells and, for repeated runs, the ranks by load and the goals; `footer`
+    is provenance."""
     repeated = any(row["repeats"] > 1 for row in summary["cells"])
     notes = (*CELL_NOTES, *([AA_NOTE] if repeated else []), *notes)
     fields = [field for field in CELLS if repeated or "A/A" not in field.heading]
-    table = tabulate("compare_backends", f"engine and simulator\n{footer}", fields, summary["cells"], notes)
+    table = tabulate(
+        "compare_backends", f"engine and simulator\n{footer}", fields, summary["cells"], notes
+    )
     if not repeated:
         return (table,)
     ranked = [row for row in summary["rates"] if "tau" in row]
@@ -183,14 +193,17 @@ def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tupl
 
 
 def draw_ranking(comparisons: list[ArmComparison], footer: str) -> Figure | None:
-    """Draw a panel per load, arms in the order of the engine's means; hollow: simulated, bars: range of repeats."""
+    """Draw a panel per load, arms in the order of the engine's means; hollow: simulated, bars:
+    range of repeats."""
     if not comparisons:
         return None
     loads, drawn = (
         by_load(comparisons),
         style.strokes({comparison.arm: comparison.family for comparison in comparisons}.items()),
     )
-    unit = style.time_unit(max(max(*mean_ttft(comparison)[0], mean_ttft(comparison)[1]) for comparison in comparisons))
+    unit = style.time_unit(
+        max(max(*mean_ttft(comparison)[0], mean_ttft(comparison)[1]) for comparison in comparisons)
+    )
     figure, rows = style.framed_with(
         footer,
         "Arms by mean TTFT: measured (filled, bars over repeats) and simulated (hollow)",
@@ -203,7 +216,9 @@ def draw_ranking(comparisons: list[ArmComparison], footer: str) -> Figure | None
     )
     for [ax], load in zip(rows, loads, strict=True):
         _ranking_draw_load(ax, load, drawn, unit.factor)
-        ax.set_title(load_words(load[0].share, load[0].rate_rps), fontsize=9, loc="left", color=style.INK)
+        ax.set_title(
+            load_words(load[0].share, load[0].rate_rps), fontsize=9, loc="left", color=style.INK
+        )
         ax.tick_params(labelbottom=ax is rows[-1][0])
     times = [
         value * unit.factor
@@ -216,14 +231,21 @@ def draw_ranking(comparisons: list[ArmComparison], footer: str) -> Figure | None
     return figure
 
 
-def _ranking_draw_load(ax: Axes, load: list[ArmComparison], drawn: dict[str, style.Stroke], factor: float) -> None:
+def _ranking_draw_load(
+    ax: Axes, load: list[ArmComparison], drawn: dict[str, style.Stroke], factor: float
+) -> None:
     means = {comparison.arm: mean_ttft(comparison) for comparison in load}
     order = sorted(means, key=lambda arm: sum(means[arm][0]) / len(means[arm][0]))
     for row, arm in enumerate(order):
         repeats, predicted = means[arm]
         stroke = drawn[arm]
         middle = sum(repeats) / len(repeats)
-        ax.plot([min(repeats) * factor, max(repeats) * factor], [row, row], color=stroke.colour, linewidth=2.5)
+        ax.plot(
+            [min(repeats) * factor, max(repeats) * factor],
+            [row, row],
+            color=stroke.colour,
+            linewidth=2.5,
+        )
         ax.plot(middle * factor, row, stroke.marker, color=stroke.colour, markersize=6)
         ax.plot(
             predicted * factor,
@@ -267,29 +289,43 @@ def draw_error_by_load(comparisons: list[ArmComparison], footer: str) -> Figure 
         hspace=0.16,
     )
     for [ax], (metric, label) in zip(axes, _SHOWN.items(), strict=True):
-        limit = next(100 * goal.limit for goal in GOALS if goal.metric == metric and goal.error == "bias")
+        limit = next(
+            100 * goal.limit for goal in GOALS if goal.metric == metric and goal.error == "bias"
+        )
         ax.axhspan(-limit, limit, color=style.FAINT, alpha=0.6, zorder=0)
         ax.axhline(0, color=style.INK, linewidth=0.8)
         for number, (arm, stroke) in enumerate(drawn.items()):
-            per_load = [next((comparison for comparison in load if comparison.arm == arm), None) for load in loads]
+            per_load = [
+                next((comparison for comparison in load if comparison.arm == arm), None)
+                for load in loads
+            ]
             shift = _WIDTH * ((number + 0.5) / len(drawn) - 0.5)
             _draw_arm(ax, arm, stroke, per_load, metric, shift)
         style.label(ax, "", f"error of {label} (%)")
     axes[0][0].tick_params(labelbottom=False)
-    axes[-1][0].set_xticks(range(len(loads)), [load_words(load[0].share, load[0].rate_rps) for load in loads])
+    axes[-1][0].set_xticks(
+        range(len(loads)), [load_words(load[0].share, load[0].rate_rps) for load in loads]
+    )
     style.legend_right(axes[0][0])
     return figure
 
 
 def _draw_arm(
-    ax: Axes, arm: str, stroke: style.Stroke, per_load: list[ArmComparison | None], metric: str, shift: float
+    ax: Axes,
+    arm: str,
+    stroke: style.Stroke,
+    per_load: list[ArmComparison | None],
+    metric: str,
+    shift: float,
 ) -> None:
     errors_by_load = [
         (number, errors(comparison.measured, comparison.predicted)[metric])
         for number, comparison in enumerate(per_load)
         if comparison is not None
     ]
-    reach = np.array([_reach(values["bias"], values["bias_interval"]) for _, values in errors_by_load])
+    reach = np.array(
+        [_reach(values["bias"], values["bias_interval"]) for _, values in errors_by_load]
+    )
     ax.errorbar(
         [number + shift for number, _ in errors_by_load],
         [100 * values["bias"] for _, values in errors_by_load],
@@ -303,7 +339,8 @@ def _draw_arm(
 
 
 def _reach(bias: float, interval: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the lengths of a bar below and above: 0 without an interval, 0 above where its end is infinite."""
+    """Return the lengths of a bar below and above: 0 without an interval, 0 above where its end is
+    infinite."""
     if interval is None:
         return 0.0, 0.0
     low, high = interval
@@ -318,7 +355,8 @@ _ONE_TENTH = 0.1
 
 
 def draw_predicted_measured(comparisons: list[ArmComparison], footer: str) -> Figure | None:
-    """Draw one point per request and repeat, a panel per load, with a line of equality and a ±10 % band."""
+    """Draw one point per request and repeat, a panel per load, with a line of equality and a ±10 %
+    band."""
     if not comparisons:
         return None
     loads, drawn = (
@@ -339,29 +377,42 @@ def draw_predicted_measured(comparisons: list[ArmComparison], footer: str) -> Fi
         [
             v
             for comparison in comparisons
-            for v in (*(run["ttft_s"] for run in comparison.measured), comparison.predicted["ttft_s"])
+            for v in (
+                *(run["ttft_s"] for run in comparison.measured),
+                comparison.predicted["ttft_s"],
+            )
         ]
     )
     unit = style.time_unit(float(values.max()))
     low, high = (value * unit.factor for value in style.positive_range(values))
     for ax, load in zip(axes, loads, strict=True):
         _predicted_measured_draw_load(ax, load, drawn, unit.factor, (low / 1.3, high * 1.3))
-        ax.set_title(load_words(load[0].share, load[0].rate_rps), fontsize=9, loc="left", color=style.INK)
+        ax.set_title(
+            load_words(load[0].share, load[0].rate_rps), fontsize=9, loc="left", color=style.INK
+        )
     style.label(axes[0], "", f"simulated TTFT ({unit.name})")
     middle = (0.8 + style.WIDTH_IN - 0.75 - 0.072 * max(map(len, drawn))) / 2 / style.WIDTH_IN
     label = f"measured TTFT ({unit.name})"
-    figure.supxlabel(label, fontsize=style.LABEL_PT, color=style.INK, x=middle, y=0.85 / figure.get_figheight())
+    figure.supxlabel(
+        label, fontsize=style.LABEL_PT, color=style.INK, x=middle, y=0.85 / figure.get_figheight()
+    )
     style.legend_right(axes[-1])
     return figure
 
 
 def _predicted_measured_draw_load(
-    ax: Axes, load: list[ArmComparison], drawn: dict[str, style.Stroke], factor: float, limits: tuple[float, float]
+    ax: Axes,
+    load: list[ArmComparison],
+    drawn: dict[str, style.Stroke],
+    factor: float,
+    limits: tuple[float, float],
 ) -> None:
     line = np.array(limits)
     ax.plot(line, line, color=style.INK, linewidth=0.8, zorder=1, label="equal")
     band = line * (1 - _ONE_TENTH), line * (1 + _ONE_TENTH)
-    ax.fill_between(line, *band, color=style.FAINT, alpha=0.6, zorder=0, label=f"±{100 * _ONE_TENTH:g} %")
+    ax.fill_between(
+        line, *band, color=style.FAINT, alpha=0.6, zorder=0, label=f"±{100 * _ONE_TENTH:g} %"
+    )
     for comparison in load:
         measured = np.concatenate([run["ttft_s"] for run in comparison.measured]) * factor
         predicted = np.tile(comparison.predicted["ttft_s"], len(comparison.measured)) * factor
@@ -391,12 +442,15 @@ _PROFILE_KEYS = ("model", "machine", "device", "date", "commit", "left_out", "sh
 
 
 def compare_backends(finished: Finished) -> Findings:
-    """Compare measured delays of each repeat with simulated delays, for every arm and rate, over all seeds."""
+    """Compare measured delays of each repeat with simulated delays, for every arm and rate, over
+    all seeds."""
     profile, noise = finished.profile, finished.noise
     assert profile is not None and noise is not None, "engine runs have a profile and noise"
     profile.write(finished.folder / "profile.json")
     requests = tuple(remap_tokens(finished.workload.requests, finished.study.model.vocab_size))
-    jobs = Jobs(finished.study, requests)  # both backends need equal prompts: remapped ids may become equal
+    jobs = Jobs(
+        finished.study, requests
+    )  # both backends need equal prompts: remapped ids may become equal
     compared = [cell for arm in finished.files for cell in _compare_arm(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
     sentence = noise.sentence("conclusions") if alone else ""
@@ -404,9 +458,13 @@ def compare_backends(finished: Finished) -> Findings:
     provenance = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
     names = list(FIGURES) if alone else ["predicted_measured"]
     summary = summarise(compared)
-    notes = (noise.description, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
+    notes = (
+        (noise.description, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
+    )
     return Findings(
-        summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _PROFILE_KEYS}} | summary},
+        summary={
+            "fidelity": {"profile": {key: asdict(profile)[key] for key in _PROFILE_KEYS}} | summary
+        },
         tables=tables(summary, provenance if alone else calibrated, notes),
         figures={name: partial(FIGURES[name], compared, provenance) for name in names},
         caveats=tuple(filter(None, [sentence])),
@@ -425,20 +483,30 @@ def _compare_arm(finished: Finished, arm: str, jobs: Jobs) -> Iterable[ArmCompar
         predicted, schedule_matches = [], []
         for seed in seeds:
             job = jobs.job(arm, seed, files)
-            predicted.append(_simulate(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
+            predicted.append(
+                _simulate(jobs, job, timing, finished.folder / "simulated" / job.steps.name)
+            )
             logs = [files.log(arm, cell) for cell in at_rate if cell.first_repeat == seed]
             for log in logs:
                 # the simulator's steps beside the engine's, with the engine's step times
-                policy = build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests)
+                policy = build_policy(
+                    jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests
+                )
                 assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
-                schedule_matches.append(schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients))
-        repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.runs.repeats)]
+                schedule_matches.append(
+                    schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients)
+                )
+        repeats = [
+            [replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.runs.repeats)
+        ]
         yield ArmComparison(
             arm=arm,
             family=family(study.arms[arm]),
             share=finished.shares.get(rate) if rate is not None else None,
             rate_rps=rate,
-            measured=[concatenate_delays([delays(columns[cell]) for cell in repeat]) for repeat in repeats],
+            measured=[
+                concatenate_delays([delays(columns[cell]) for cell in repeat]) for repeat in repeats
+            ],
             predicted=concatenate_delays(predicted),
             schedule_match=ScheduleMatch.of_all(schedule_matches),
             outside=timing.outside,
@@ -470,7 +538,8 @@ def _simulate(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> Del
 
 
 def delays(columns: Columns) -> Delays:
-    """Delays in seconds of every counted request, by request id: an array of shape (n,) for each metric."""
+    """Delays in seconds of every counted request, by request id: an array of shape (n,) for each
+    metric."""
     counted = select(columns, columns["counted"].astype(bool))
     order = np.argsort(counted["request_id"], kind="stable")
     values = delays_of(counted)
@@ -478,5 +547,11 @@ def delays(columns: Columns) -> Delays:
 
 
 ANALYSES.add(
-    Analysis("compare_backends", compare_backends, needs=(MEASURED,), options=DesignSettings, check_unread=accept)
+    Analysis(
+        "compare_backends",
+        compare_backends,
+        needs=(MEASURED,),
+        options=DesignSettings,
+        check_unread=accept,
+    )
 )

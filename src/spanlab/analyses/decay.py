@@ -1,4 +1,5 @@
-"""Decay of a cache's gain while novel requests arrive: reuse and speedup in windows of a request stream."""
+"""Decay of a cache's gain while novel requests arrive: reuse and speedup in windows of a request
+stream."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class Stream:
         return windows
 
     def check(self, seed: int) -> None:
-        """Raise ValueError where a window has no known request, or novel requests are fewer than windows."""
+        """Raise ValueError where a window has no known request, or novel requests are fewer than
+        windows."""
         known = set(self.windows[~self.novel].tolist())
         missing = [window for window in range(WINDOWS + 1) if window not in known]
         if self.novel.sum() < WINDOWS or missing:
@@ -86,18 +88,23 @@ class Stream:
     def aligned(self, columns: ColumnMap, name: str) -> NDArray[Any]:
         """Return a column of a run's records, in the order of the stream."""
         rows = np.argsort(columns["request_id"])
-        return np.asarray(columns[name])[rows][np.searchsorted(columns["request_id"][rows], self.ids)]
+        return np.asarray(columns[name])[rows][
+            np.searchsorted(columns["request_id"][rows], self.ids)
+        ]
 
 
 @dataclass(frozen=True)
 class Decay:
-    """One arm by window, starting with the window before any novel request; intervals are over seeds.
+    """One arm by window, starting with the window before any novel request; intervals are over
+    seeds.
 
     `novel`    number of novel requests up to the end of each window, mean over seeds
-    `speedup`  sum of TTFT of the baseline ÷ that of the arm, over known requests; `overall` over all requests
-    `reused`   reused ÷ prompt tokens of known requests; `seen` is the upper bound of an infinite cache, at the
-               positions where the arm looks
-    `change`   gold loss − that of the baseline, nats, mean over known requests; empty where no answers are scored
+    `speedup`  sum of TTFT of the baseline ÷ that of the arm, over known requests; `overall` over
+               all requests
+    `reused`   reused ÷ prompt tokens of known requests; `seen` is the upper bound of an infinite
+               cache, at the positions where the arm looks
+    `change`   gold loss − that of the baseline, nats, mean over known requests; empty where no
+               answers are scored
     """
 
     novel: list[float]
@@ -109,8 +116,11 @@ class Decay:
 
     @property
     def falls_after(self) -> float | None:
-        """Novel requests at the end of the first window whose speedup is below `LEAST_SPEEDUP`; None without one."""
-        below = [window for window, speedup in enumerate(self.speedup) if speedup.mean < LEAST_SPEEDUP]
+        """Novel requests at the end of the first window whose speedup is below `LEAST_SPEEDUP`;
+        None without one."""
+        below = [
+            window for window, speedup in enumerate(self.speedup) if speedup.mean < LEAST_SPEEDUP
+        ]
         return self.novel[below[0]] if below else None
 
     def summary(self) -> dict[str, Any]:
@@ -121,11 +131,15 @@ class Decay:
 
 
 def decay_of(
-    streams: Sequence[Stream], runs: Sequence[ColumnMap], baseline: Sequence[ColumnMap], changes: Sequence[Floats] = ()
+    streams: Sequence[Stream],
+    runs: Sequence[ColumnMap],
+    baseline: Sequence[ColumnMap],
+    changes: Sequence[Floats] = (),
 ) -> Decay:
     """Return an arm's windows, from its runs and the baseline's, one of each per stream.
 
-    `changes`  gold loss of each request minus that of the baseline, in the order of the stream; empty where not scored
+    `changes`  gold loss of each request minus that of the baseline, in the order of the stream;
+               empty where not scored
     """
     pairs = [_PairedRun(*pair) for pair in zip(streams, runs, baseline, strict=True)]
     windows = range(WINDOWS + 1)
@@ -133,15 +147,23 @@ def decay_of(
         novel=[float(np.mean([pair.novel_by(window) for pair in pairs])) for window in windows],
         speedup=[_speedup(pairs, window, with_novel=False) for window in windows],
         overall=[_speedup(pairs, window, with_novel=True) for window in windows],
-        reused=[t_interval([pair.share("reused_tokens", window) for pair in pairs]) for window in windows],
-        seen=[1 - float(np.mean([pair.share("lost_never_seen", window) for pair in pairs])) for window in windows],
+        reused=[
+            t_interval([pair.share("reused_tokens", window) for pair in pairs])
+            for window in windows
+        ],
+        seen=[
+            1 - float(np.mean([pair.share("lost_never_seen", window) for pair in pairs]))
+            for window in windows
+        ],
         change=[_change(streams, changes, window) for window in windows] if changes else [],
     )
 
 
 def _change(streams: Sequence[Stream], changes: Sequence[Floats], window: int) -> Interval:
     known = [(stream.windows == window) & ~stream.novel for stream in streams]
-    return t_interval([float(change[rows].mean()) for change, rows in zip(changes, known, strict=True)])
+    return t_interval(
+        [float(change[rows].mean()) for change, rows in zip(changes, known, strict=True)]
+    )
 
 
 def _speedup(pairs: Sequence[_PairedRun], window: int, with_novel: bool) -> Interval:
@@ -159,13 +181,16 @@ class _PairedRun:
         return int(self.stream.novel[self.stream.windows <= window].sum())
 
     def ttft(self, columns: ColumnMap, window: int, with_novel: bool) -> float:
-        arrived, first = (self.stream.aligned(columns, name) for name in ("arrived_s", "first_token_s"))
+        arrived, first = (
+            self.stream.aligned(columns, name) for name in ("arrived_s", "first_token_s")
+        )
         return float(ttft(arrived, first)[self._rows(window, with_novel)].sum())
 
     def share(self, name: str, window: int) -> float:
         rows = self._rows(window, with_novel=False)
         return float(
-            self.stream.aligned(self.run, name)[rows].sum() / self.stream.aligned(self.run, "prompt_tokens")[rows].sum()
+            self.stream.aligned(self.run, name)[rows].sum()
+            / self.stream.aligned(self.run, "prompt_tokens")[rows].sum()
         )
 
     def _rows(self, window: int, with_novel: bool) -> Flags:
@@ -191,7 +216,11 @@ def _share(estimate: Mapping[str, Any]) -> Cell:
 
 
 def _falls(novel: float | None) -> Cell:
-    return placeholder("lasts") if novel is None else Cell(novel, f"{novel:.0f}" if novel else "never above")
+    return (
+        placeholder("lasts")
+        if novel is None
+        else Cell(novel, f"{novel:.0f}" if novel else "never above")
+    )
 
 
 _FIELDS = (
@@ -220,7 +249,9 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
     change = f"change = loss of gold answers to known requests − that of {baseline}, nats per token"
     all_notes = (*notes, bound, change) if scored else (*notes, bound)
     fields = _FIELDS if scored else _FIELDS[:-2]
-    return tabulate("decay", f"Speedup while novel requests arrive\n{title}", fields, rows, all_notes)
+    return tabulate(
+        "decay", f"Speedup while novel requests arrive\n{title}", fields, rows, all_notes
+    )
 
 
 def points_table(points: Sequence[SweepPoint]) -> Table:
@@ -239,7 +270,9 @@ def points_table(points: Sequence[SweepPoint]) -> Table:
         for point in points
         for arm, decay in point.findings("decay").items()
     ]
-    return tabulate("decay_points", f"Speedup while novel requests arrive, by {axis}", fields, rows, _NOTES)
+    return tabulate(
+        "decay_points", f"Speedup while novel requests arrive, by {axis}", fields, rows, _NOTES
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -248,8 +281,11 @@ def points_table(points: Sequence[SweepPoint]) -> Table:
 # ------------------------------------------------------------------------------
 
 
-def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str) -> Figure:
-    """Draw one line per arm with its interval over seeds; windows are drawn at their middles, the first at 0.
+def draw_decay(
+    arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str
+) -> Figure:
+    """Draw one line per arm with its interval over seeds; windows are drawn at their middles, the
+    first at 0.
 
     The axes end at twice the largest mean, so wider intervals are clipped.
     """
@@ -269,11 +305,15 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
             _line(axes, middles, decay.change, stroke, name, 1)
     speedup.axhline(1, color=style.INK, linewidth=1)
     speedup.axhline(LEAST_SPEEDUP, color=style.INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    style.label(speedup, "novel requests so far", f"TTFT of {baseline} ÷ TTFT (mean, known requests)")
+    style.label(
+        speedup, "novel requests so far", f"TTFT of {baseline} ÷ TTFT (mean, known requests)"
+    )
     style.label(reused, "novel requests so far", "token hit rate, known requests (%)")
     for axes in loss:
         axes.axhline(0, color=style.INK, linewidth=1)
-        style.label(axes, "novel requests so far", f"gold loss − that of {baseline} (nats, known requests)")
+        style.label(
+            axes, "novel requests so far", f"gold loss − that of {baseline} (nats, known requests)"
+        )
     shown = [decay for name, decay in arms.items() if name in strokes]
     speedup.set_ylim(0, _reach(decay.speedup for decay in shown))
     reused.set_ylim(0, 100)
@@ -288,12 +328,18 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
 
 
 def _reach(lines: Iterable[Sequence[Interval]]) -> float:
-    """Return twice the largest mean as axis limit: the wide intervals of few seeds would flatten the lines."""
+    """Return twice the largest mean as axis limit: the wide intervals of few seeds would flatten
+    the lines."""
     return 2 * max(abs(value.mean) for values in lines for value in values) or 1.0
 
 
 def _line(
-    axes: Axes, positions: list[float], values: Sequence[Interval], stroke: style.Stroke, name: str, factor: int
+    axes: Axes,
+    positions: list[float],
+    values: Sequence[Interval],
+    stroke: style.Stroke,
+    name: str,
+    factor: int,
 ) -> None:
     """Draw a line of means with a band between the ends of their intervals."""
     means = [factor * value.mean for value in values]
@@ -309,7 +355,8 @@ def _line(
 
 
 def decay(finished: Finished) -> Findings:
-    """Return reuse and speedup of every arm in windows of novel requests; intervals are over seeds."""
+    """Return reuse and speedup of every arm in windows of novel requests; intervals are over
+    seeds."""
     study = finished.study
     if study.runs.baseline not in finished.files:
         raise ValueError(
@@ -322,7 +369,10 @@ def decay(finished: Finished) -> Findings:
     losses = {name: _losses(finished, name, cells, streams) for name in runs}
     arms = {
         name: decay_of(
-            streams, arm_runs, runs[study.runs.baseline], _changes(losses[name], losses[study.runs.baseline])
+            streams,
+            arm_runs,
+            runs[study.runs.baseline],
+            _changes(losses[name], losses[study.runs.baseline]),
         )
         for name, arm_runs in runs.items()
     }
@@ -331,13 +381,18 @@ def decay(finished: Finished) -> Findings:
     return Findings(
         summary={"decay": {name: arm.summary() for name, arm in arms.items()}},
         tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.runs.baseline),),
-        figures={"decay": partial(draw_decay, arms, families, study.runs.baseline, footer(finished))},
+        figures={
+            "decay": partial(draw_decay, arms, families, study.runs.baseline, footer(finished))
+        },
         caveats=(f"{noise}; they are shown all the same",) if noise else (),
     )
 
 
-def _losses(finished: Finished, arm: str, cells: Sequence[RunCell], streams: Sequence[Stream]) -> list[Floats]:
-    """Return the gold loss of every request by seed, in stream order; empty where answers are not scored."""
+def _losses(
+    finished: Finished, arm: str, cells: Sequence[RunCell], streams: Sequence[Stream]
+) -> list[Floats]:
+    """Return the gold loss of every request by seed, in stream order; empty where answers are not
+    scored."""
     if finished.study.backend != "engine" or finished.study.engine.record != "scores":
         return []
     scores_by_seed = [read_scores(finished.files[arm].outputs(arm, cell)) for cell in cells]
@@ -352,7 +407,8 @@ def _changes(losses: Sequence[Floats], baseline: Sequence[Floats]) -> list[Float
 
 
 def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
-    """Return the order of requests under each seed, equal for all arms; ValueError where a window is empty."""
+    """Return the order of requests under each seed, equal for all arms; ValueError where a window
+    is empty."""
     novel = np.array(sorted(novel_requests(requests)), np.int64)
     streams = []
     for seed in study.runs.seeds:
@@ -371,11 +427,19 @@ def decay_of_points(points: Sequence[SweepPoint]) -> Findings:
 def _check(study: Study) -> None:
     """Raise ValueError where requests are not labelled as novel, or no baseline runs."""
     if study.arrivals.kind != "novel_stream":
-        raise ValueError(f"arrivals.kind={study.arrivals.kind} with analyses=decay: expected novel_stream")
+        raise ValueError(
+            f"arrivals.kind={study.arrivals.kind} with analyses=decay: expected novel_stream"
+        )
     if study.runs.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.runs.baseline} with analyses=decay: expected one of the arms that run")
+        raise ValueError(
+            f"baseline={study.runs.baseline} with analyses=decay: expected one of the arms that run"
+        )
     if study.backend == "server":
-        raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server reports no causes")
+        raise ValueError(
+            "backend=server with analyses=decay: expected sim or engine, for a server reports no causes"
+        )
 
 
-ANALYSES.add(Analysis("decay", decay, of_points=decay_of_points, check=_check, check_requests=streams_of))
+ANALYSES.add(
+    Analysis("decay", decay, of_points=decay_of_points, check=_check, check_requests=streams_of)
+)

@@ -1,8 +1,9 @@
 """The analysis `drafts`: what drafting costs the cache, and when it stops to pay.
 
-A drafter with KV of its own costs hits: a block of each match is computed again, until a release looks one token ahead
-(`core/releases.py`). In a hybrid each draft also holds and writes a recurrent state, and a block has more tokens. A
-sweep compares draft lengths and block sizes; every point is a way out for the server that runs today.
+A drafter with KV of its own costs hits: a block of each match is computed again, until a release
+looks one token ahead (`core/releases.py`). In a hybrid each draft also holds and writes a recurrent
+state, and a block has more tokens. A sweep compares draft lengths and block sizes; every point is a
+way out for the server that runs today.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from spanlab.records import delays_of
 from spanlab.report import style
 from spanlab.report.data import token_hit_rate
 from spanlab.report.sweep import SweepPoint, footer_of
-from spanlab.report.table import Field, Table, count, number_format, percent_interval, ratio, seconds, tabulate, word
+from spanlab.report.table import (
+    Field,
+    Table,
+    count,
+    number_format,
+    percent_interval,
+    ratio,
+    seconds,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.server import held_token_bytes
 from spanlab.settings.study import Study
@@ -38,7 +49,8 @@ Row = dict[str, Any]
 
 
 def drafts_of_study(finished: Finished) -> Findings:
-    """Return the drafts of a study, and per arm its block, what a hit recomputes, output tokens per second, and E2E."""
+    """Return the drafts of a study, and per arm its block, what a hit recomputes, output tokens per
+    second, and E2E."""
     study, arms = finished.study, {}
     for result in finished.results:
         name = result.data.name
@@ -53,23 +65,33 @@ def drafts_of_study(finished: Finished) -> Findings:
             "preemptions": int(counted["preemptions"].sum()),
         }
     speculation = study.batch.speculation
-    given = {"draft_tokens": speculation.draft_tokens, "acceptance": speculation.acceptance, "arms": arms}
+    given = {
+        "draft_tokens": speculation.draft_tokens,
+        "acceptance": speculation.acceptance,
+        "arms": arms,
+    }
     return Findings({"drafts": given})
 
 
 def _block_size(study: Study, name: str) -> int:
-    """Return the tokens of a block of an arm's pool; vLLM's for the model, where the arm gives none."""
+    """Return the tokens of a block of an arm's pool; vLLM's for the model, where the arm gives
+    none."""
     pool, drafts = study.arms[name].pool, study.batch.speculation.draft_tokens
     assert pool is not None, "checked before the study ran"
     inner = pool.inner_states
     if inner is None:
-        inner = RELEASES[pool.release].exports_states(study.model, study.hardware.compute_capability)
+        inner = RELEASES[pool.release].exports_states(
+            study.model, study.hardware.compute_capability
+        )
     multiple = block_multiple(study.model, inner=inner)
-    return block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size, multiple, drafts).size
+    return block_shape(
+        study.model, held_token_bytes(study.model, study.batch), pool.block_size, multiple, drafts
+    ).size
 
 
 def _recomputed_per_hit(columns: Columns) -> float | None:
-    """Return the tokens that a request with a hit computes although an earlier prompt had them, in the mean."""
+    """Return the tokens that a request with a hit computes although an earlier prompt had them, in
+    the mean."""
     hits = columns["reused_tokens"] > 0
     if not hits.any():
         return None
@@ -82,7 +104,9 @@ def _throughput(columns: Columns) -> float:
     for seed in np.unique(columns["seed"]):
         of_seed = columns["seed"] == seed
         tokens += int(columns["output_tokens"][of_seed].sum())
-        duration += float(columns["finished_s"][of_seed].max() - columns["arrived_s"][of_seed].min())
+        duration += float(
+            columns["finished_s"][of_seed].max() - columns["arrived_s"][of_seed].min()
+        )
     return tokens / duration
 
 
@@ -92,7 +116,8 @@ def _throughput(columns: Columns) -> float:
 
 
 def drafts_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Return every point and arm of a sweep, the fastest first in each panel, and curves over the draft length."""
+    """Return every point and arm of a sweep, the fastest first in each panel, and curves over the
+    draft length."""
     rows = _rows(points)
     return Findings(
         summary={"drafts": point_entries(points, "drafts")},
@@ -102,19 +127,32 @@ def drafts_of_points(points: Sequence[SweepPoint]) -> Findings:
 
 
 def _rows(points: Sequence[SweepPoint]) -> list[Row]:
-    """Return a row per point and arm; `against_none` divides by the same arm and settings without drafts."""
+    """Return a row per point and arm; `against_none` divides by the same arm and settings without
+    drafts."""
     rows = []
     for point in points:
         if point.summary is None:
             continue
         others = {key: value for key, value in point.settings.items() if key != DRAFTS}
         panel = " ".join(value for key, value in others.items() if not key.endswith(".block_size"))
-        blocks_given = next((value for key, value in others.items() if key.endswith(".block_size")), "null")
+        blocks_given = next(
+            (value for key, value in others.items() if key.endswith(".block_size")), "null"
+        )
         measured = point.summary["drafts"]
         for arm, values in measured["arms"].items():
             drafts = measured["draft_tokens"]
-            rows.append({"panel": panel, "arm": arm, "blocks": blocks_given, "draft_tokens": drafts, **values})
-    plain = {(row["panel"], row["arm"], row["blocks"]): row for row in rows if row["draft_tokens"] == 0}
+            rows.append(
+                {
+                    "panel": panel,
+                    "arm": arm,
+                    "blocks": blocks_given,
+                    "draft_tokens": drafts,
+                    **values,
+                }
+            )
+    plain = {
+        (row["panel"], row["arm"], row["blocks"]): row for row in rows if row["draft_tokens"] == 0
+    }
     for row in rows:
         without = plain.get((row["panel"], row["arm"], row["blocks"]))
         row["against_none"] = without and row["output_throughput"] / without["output_throughput"]
@@ -149,12 +187,15 @@ _MARKERS = ("o", "s", "^", "D", "v")
 
 
 def draw_drafts(rows: Sequence[Row], footer: str) -> Figure:
-    """Draw throughput and token hit rate over the draft length: colours are arms, lines are block sizes."""
+    """Draw throughput and token hit rate over the draft length: colours are arms, lines are block
+    sizes."""
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(row["panel"] for row in rows))
     arms = sorted({row["arm"] for row in rows})
-    blocks = sorted({row["blocks"] for row in rows}, key=lambda value: (value != "null", len(value), value))
+    blocks = sorted(
+        {row["blocks"] for row in rows}, key=lambda value: (value != "null", len(value), value)
+    )
     figure, axes = style.panels(
         footer,
         "Drafts: throughput and token hit rate by draft length",
@@ -171,24 +212,47 @@ def draw_drafts(rows: Sequence[Row], footer: str) -> Figure:
             for arm, colour in zip(arms, _COLOURS, strict=False):
                 for blocks_given, line, marker in zip(blocks, _LINES, _MARKERS, strict=False):
                     curve = _curve(rows, panel, arm, blocks_given, key)
-                    ax.plot(*curve, color=colour, linestyle=line, marker=marker, markersize=4, linewidth=1.3)
-            ax.set_title(panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
+                    ax.plot(
+                        *curve,
+                        color=colour,
+                        linestyle=line,
+                        marker=marker,
+                        markersize=4,
+                        linewidth=1.3,
+                    )
+            ax.set_title(
+                panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left"
+            )
             ax.set_xlabel("draft tokens per step", fontsize=style.TICK_PT)
             ax.set_ylabel(
-                "reused (%)" if key == "token_hit_rate" else "output tokens per second", fontsize=style.LABEL_PT
+                "reused (%)" if key == "token_hit_rate" else "output tokens per second",
+                fontsize=style.LABEL_PT,
             )
             ax.set_ylim(0, 100 if key == "token_hit_rate" else None)
             ax.locator_params(axis="x", integer=True)
-    lines = [Line2D([], [], color=colour, label=arm) for arm, colour in zip(arms, _COLOURS, strict=False)]
+    lines = [
+        Line2D([], [], color=colour, label=arm) for arm, colour in zip(arms, _COLOURS, strict=False)
+    ]
     for blocks_given, line, marker in zip(blocks, _LINES, _MARKERS, strict=False):
-        label = "vLLM's block" if blocks_given == "null" else f"{int(blocks_given):,} tokens per block"
+        label = (
+            "vLLM's block" if blocks_given == "null" else f"{int(blocks_given):,} tokens per block"
+        )
         lines.append(Line2D([], [], color=style.INK, linestyle=line, marker=marker, label=label))
     top = 1 - 0.33 / figure.get_figheight()
-    figure.legend(handles=lines, loc="upper left", bbox_to_anchor=(0.01, top), ncols=4, fontsize=8, frameon=False)
+    figure.legend(
+        handles=lines,
+        loc="upper left",
+        bbox_to_anchor=(0.01, top),
+        ncols=4,
+        fontsize=8,
+        frameon=False,
+    )
     return figure
 
 
-def _curve(rows: Sequence[Row], panel: str, arm: str, blocks_given: str, key: str) -> tuple[list[int], list[float]]:
+def _curve(
+    rows: Sequence[Row], panel: str, arm: str, blocks_given: str, key: str
+) -> tuple[list[int], list[float]]:
     wanted = panel, arm, blocks_given
     chosen = [row for row in rows if (row["panel"], row["arm"], row["blocks"]) == wanted]
     chosen.sort(key=lambda row: row["draft_tokens"])
@@ -201,7 +265,11 @@ def _check(study: Study) -> None:
     for name in study.chosen():
         if study.arms[name].pool is None:
             policy = study.arms[name].policy_name
-            raise ValueError(f"analyses=drafts with arms.{name}.policy={policy}: expected a pool of blocks, as vLLM's")
+            raise ValueError(
+                f"analyses=drafts with arms.{name}.policy={policy}: expected a pool of blocks, as vLLM's"
+            )
 
 
-ANALYSES.add(Analysis("drafts", drafts_of_study, needs=(ARMS,), check=_check, of_points=drafts_of_points))
+ANALYSES.add(
+    Analysis("drafts", drafts_of_study, needs=(ARMS,), check=_check, of_points=drafts_of_points)
+)

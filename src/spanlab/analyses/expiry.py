@@ -1,4 +1,5 @@
-"""Caches whose entries expire: presets of providers beside other caches, and the time to live that a log shows."""
+"""Caches whose entries expire: presets of providers beside other caches, and the time to live that
+a log shows."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from spanlab.analyses.fixes import Facts
 from spanlab.offline.expiry import NS, Expiry, expiring_reuse, gaps_s
 from spanlab.offline.forest import Flags, Floats, Ints
 from spanlab.offline.replay import CacheRules, replay
-from spanlab.report.table import Cell, Field, Table, percent, placeholder, seconds_text, tabulate, word
+from spanlab.report.table import (
+    Cell,
+    Field,
+    Table,
+    percent,
+    placeholder,
+    seconds_text,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import PROVIDERS, ExplainSettings
 
 # ------------------------------------------------------------------------------
@@ -21,30 +31,38 @@ from spanlab.settings.analyses import PROVIDERS, ExplainSettings
 # ------------------------------------------------------------------------------
 
 OWN = "ttl"  # name of a cache with the time to live of the settings
-FITTED = ("fitted_shortest", "fitted_longest")  # and of caches with both ends of the fitted interval
+FITTED = (
+    "fitted_shortest",
+    "fitted_longest",
+)  # and of caches with both ends of the fitted interval
 
 
 def caches_of(settings: ExplainSettings, fitted: Mapping[str, Any] | None) -> dict[str, Expiry]:
-    """Return the caches that expire, by name: those of providers, of the settings and of the fit."""
+    """Return the caches that expire, by name: those of providers, of the settings and of the
+    fit."""
     names = PROVIDERS if settings.providers is None else settings.providers
     caches = {name: Expiry(**PROVIDERS[name]) for name in names}
     if settings.ttl_s is not None:
         caches[OWN] = Expiry(settings.ttl_s)
     if fitted is not None and fitted["shortest_s"] is not None:
-        caches |= {name: Expiry(fitted[end]) for name, end in zip(FITTED, ("shortest_s", "longest_s"), strict=True)}
+        caches |= {
+            name: Expiry(fitted[end])
+            for name, end in zip(FITTED, ("shortest_s", "longest_s"), strict=True)
+        }
     return caches
 
 
 def expiry_of(
     facts: Facts, settings: ExplainSettings, rules: CacheRules
 ) -> tuple[dict[str, Any] | None, dict[str, Ints]]:
-    """Return caches that expire and the time to live that the log shows, and the reused tokens of each prompt by cache.
+    """Return caches that expire and the time to live that the log shows, and the reused tokens of
+    each prompt by cache.
 
     The first is None for a log without times.
 
-    `caches`  by name: `ttl_s`, `refreshes`, `token_hit_rate`, and `expired` and `too_short`, shares of the tokens;
-              `in_store` is the hit rate of a cache by `rules` whose entries also expire, for the time of the settings
-              and for fitted ones; None for the others
+    `caches`  by name: `ttl_s`, `refreshes`, `token_hit_rate`, and `expired` and `too_short`, shares
+              of the tokens; `in_store` is the hit rate of a cache by `rules` whose entries also
+              expire, for the time of the settings and for fitted ones; None for the others
     `fitted`  as `fitted_ttl` returns it; None if the log has no counts of cached tokens
     """
     log = facts.log
@@ -74,28 +92,34 @@ def expiry_of(
 # The time to live that the provider's counts show.
 # ------------------------------------------------------------------------------
 
-LEAST_PREFIX = 1024  # tokens: shorter prefixes are not cached by OpenAI, nor by the first models of Anthropic
-LEAST_PART = 512  # tokens of a prompt that one earlier request used last, to say whether they were found
+LEAST_PREFIX = (
+    1024  # tokens: shorter prefixes are not cached by OpenAI, nor by the first models of Anthropic
+)
+LEAST_PART = (
+    512  # tokens of a prompt that one earlier request used last, to say whether they were found
+)
 LEAST_MISSES = 2  # lost prefixes behind the fitted time
 MOST_CONTRADICTIONS = 0.1  # of the prefixes that were found or lost
 
 
 @dataclass(frozen=True)
 class _Sightings:
-    """Prefixes that an earlier request had: seconds since its last use, and whether the provider found them."""
+    """Prefixes that an earlier request had: seconds since its last use, and whether the provider
+    found them."""
 
     gaps: Floats
     hits: Flags
 
 
 def fitted_ttl(facts: Facts) -> dict[str, Any] | None:
-    """Return the time to live that explains most hits and misses; None without counts of cached tokens.
+    """Return the time to live that explains most hits and misses; None without counts of cached
+    tokens.
 
-    The last use of a prefix is that by any request, or, if no time is identified so, that by its session: servers keep
-    sessions apart, and may find nothing of others.
+    The last use of a prefix is that by any request, or, if no time is identified so, that by its
+    session: servers keep sessions apart, and may find nothing of others.
 
-    `shortest_s`, `longest_s`  ends of the interval: the longest gap that was still found, and the shortest that was
-                               not; None if no time is identified
+    `shortest_s`, `longest_s`  ends of the interval: the longest gap that was still found, and the
+                               shortest that was not; None if no time is identified
     `hits`, `misses`           prefixes that were found and lost
     `contradictions`           prefixes that were found after the time, or lost before it
     `within_sessions`          whether the last use is that by the session
@@ -113,7 +137,13 @@ def fitted_ttl(facts: Facts) -> dict[str, Any] | None:
 
 def _fit(seen: _Sightings, *, within_sessions: bool) -> dict[str, Any]:
     hits, misses = int(seen.hits.sum()), int((~seen.hits).sum())
-    unknown = {"shortest_s": None, "longest_s": None, "hits": hits, "misses": misses, "contradictions": None}
+    unknown = {
+        "shortest_s": None,
+        "longest_s": None,
+        "hits": hits,
+        "misses": misses,
+        "contradictions": None,
+    }
     unknown["within_sessions"] = within_sessions
     counted = f"{hits:,} prefixes of earlier prompts were found, {misses:,} were not"
     if not hits or not misses:
@@ -140,7 +170,8 @@ def _fit(seen: _Sightings, *, within_sessions: bool) -> dict[str, Any]:
 
 
 def _threshold(seen: _Sightings) -> tuple[float, float, int]:
-    """Return the longest gap of a hit before the best time, the shortest of a miss behind it, and contradictions."""
+    """Return the longest gap of a hit before the best time, the shortest of a miss behind it, and
+    contradictions."""
     order = np.argsort(seen.gaps, kind="stable")
     gaps, hits = seen.gaps[order], seen.hits[order]
     lost_before = np.concatenate([[0], np.cumsum(~hits)])
@@ -153,10 +184,12 @@ def _threshold(seen: _Sightings) -> tuple[float, float, int]:
 
 
 def _sightings(facts: Facts) -> _Sightings:
-    """Return the prefixes that one earlier request used last, with whether the provider counts them as cached.
+    """Return the prefixes that one earlier request used last, with whether the provider counts them
+    as cached.
 
-    The parts of a prompt are its runs of nodes with one gap. The first part that was lost ends its prompt: those behind
-    it are lost whatever their age. A prefix counts as lost only if the request that used it last had ended.
+    The parts of a prompt are its runs of nodes with one gap. The first part that was lost ends its
+    prompt: those behind it are lost whatever their age. A prefix counts as lost only if the request
+    that used it last had ended.
     """
     log, paths = facts.log, facts.paths
     assert log.usage is not None, "the caller has checked it"
@@ -183,7 +216,8 @@ def _sightings(facts: Facts) -> _Sightings:
 
 
 def _sightings_of_sessions(facts: Facts, sessions: NDArray[np.int32]) -> _Sightings:
-    """Return the prefixes that a request shares with the one before it in its session, and whether they were found."""
+    """Return the prefixes that a request shares with the one before it in its session, and whether
+    they were found."""
     log, paths = facts.log, facts.paths
     assert log.usage is not None, "the caller has checked it"
     ended = None if log.observed is None else log.observed.last_token
@@ -197,12 +231,18 @@ def _sightings_of_sessions(facts: Facts, sessions: NDArray[np.int32]) -> _Sighti
         prompt, cached = log.usage[request, :2]
         if previous is None or np.isnan(prompt) or np.isnan(cached):
             continue
-        first, second = (paths.nodes[paths.starts[each] : paths.starts[each + 1]] for each in (previous, request))
+        first, second = (
+            paths.nodes[paths.starts[each] : paths.starts[each + 1]] for each in (previous, request)
+        )
         length = min(len(first), len(second))
         same = int(np.argmin(np.append(first[:length] == second[:length], False)))
         if not same:
             continue
-        shared = float(ends[paths.starts[request] + same - 1]) * prompt / max(int(paths.prompt_tokens[request]), 1)
+        shared = (
+            float(ends[paths.starts[request] + same - 1])
+            * prompt
+            / max(int(paths.prompt_tokens[request]), 1)
+        )
         is_hit = bool(cached >= shared / 2)
         gap = float(arrived[request] - arrived[previous])
         if shared >= LEAST_PREFIX and (is_hit or _had_ended(arrived, ended, request, gap)):
@@ -222,7 +262,8 @@ def _parts(gaps: Floats, tokens: Ints) -> list[tuple[float, int]]:
 
 
 def _had_ended(arrived: Floats, ended: Floats | None, request: int, gap: float) -> bool:
-    """Return whether the request that came `gap` seconds before had ended; unknown ends count as such."""
+    """Return whether the request that came `gap` seconds before had ended; unknown ends count as
+    such."""
     if ended is None:
         return True
     before = int(np.searchsorted(arrived, arrived[request] - gap - 1e-6))
@@ -235,12 +276,14 @@ def _had_ended(arrived: Floats, ended: Floats | None, request: int, gap: float) 
 
 
 def expiry_lines(expiry: Mapping[str, Any] | None) -> list[str]:
-    """Return the sentence about the fitted time to live; none where the log says nothing about it."""
+    """Return the sentence about the fitted time to live; none where the log says nothing about
+    it."""
     return [expiry["fitted"]["says"]] if expiry is not None and expiry["fitted"] is not None else []
 
 
 def expiry_table(summary: Mapping[str, Any]) -> Table:
-    """Return what caches find on the same calls: the provider's count, the arms, caches that expire, and bounds."""
+    """Return what caches find on the same calls: the provider's count, the arms, caches that
+    expire, and bounds."""
     expiry, reported = summary["expiry"], summary["reported"]
     rows: list[dict[str, Any]] = []
     if reported is not None and reported["token_hit_rate"] is not None:
@@ -290,9 +333,15 @@ def _row(
 
 def _ttl(seconds: float | None) -> Cell:
     return (
-        placeholder("") if seconds is None else Cell(seconds, f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
+        placeholder("")
+        if seconds is None
+        else Cell(seconds, f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
     )
 
 
 def _from(refreshes: bool | None) -> Cell:
-    return placeholder("") if refreshes is None else Cell(refreshes, "use" if refreshes else "creation")
+    return (
+        placeholder("")
+        if refreshes is None
+        else Cell(refreshes, "use" if refreshes else "creation")
+    )

@@ -1,4 +1,5 @@
-"""Tables of the analysis `explain`: verdict and hit rates, bounds and losses, the curve over memory, fixes."""
+"""Tables of the analysis `explain`: verdict and hit rates, bounds and losses, the curve over
+memory, fixes."""
 
 from __future__ import annotations
 
@@ -76,8 +77,11 @@ if TYPE_CHECKING:
 MOST_GROUPS = 10  # groups and positions in the tables
 
 
-def groups_of(facts: Facts, replayed: ReplayResult, *, redact: bool) -> dict[str, list[dict[str, Any]]]:
-    """Return the groups of each kind that lose most reusable tokens, in decreasing order; `redact`: without names."""
+def groups_of(
+    facts: Facts, replayed: ReplayResult, *, redact: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the groups of each kind that lose most reusable tokens, in decreasing order; `redact`:
+    without names."""
     log = facts.log
     groups = {"requests": _losing(facts, replayed, np.arange(log.requests), {})}
     if log.sessions is not None:
@@ -88,7 +92,9 @@ def groups_of(facts: Facts, replayed: ReplayResult, *, redact: bool) -> dict[str
     return groups
 
 
-def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, str]) -> list[dict[str, Any]]:
+def _losing(
+    facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, str]
+) -> list[dict[str, Any]]:
     def by_group(values: Ints) -> Ints:
         return np.bincount(group, values).astype(np.int64)
 
@@ -103,7 +109,9 @@ def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, 
             "requests": int(counts[number]),
             "prompt_tokens": int(prompt[number]),
             "reused_tokens": int(reused[number]),
-            "lost_by_cause": {cause: int(values[number]) for cause, values in lost.items() if values[number]},
+            "lost_by_cause": {
+                cause: int(values[number]) for cause, values in lost.items() if values[number]
+            },
         }
         for number in most.tolist()
         if prompt[number]
@@ -111,7 +119,8 @@ def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, 
 
 
 def positions_of(facts: Facts) -> list[dict[str, Any]]:
-    """Return positions at which prompts diverge from earlier ones, by the number of reusable tokens before them.
+    """Return positions at which prompts diverge from earlier ones, by the number of reusable tokens
+    before them.
 
     `states`  distinct prefixes that end at a position, each of which needs one stored state
     """
@@ -120,7 +129,9 @@ def positions_of(facts: Facts) -> list[dict[str, Any]]:
     if not len(again):
         return []
     owner = paths.owner[again]
-    ends = paths.nodes[again[np.append(owner[1:] != owner[:-1], True)]]  # end of each prompt's longest earlier prefix
+    ends = paths.nodes[
+        again[np.append(owner[1:] != owner[:-1], True)]
+    ]  # end of each prompt's longest earlier prefix
     positions, index = np.unique(paths.node_stop[ends], return_inverse=True)
     requests = np.bincount(index)
     states = np.bincount(index[np.unique(ends, return_index=True)[1]], minlength=len(positions))
@@ -141,17 +152,24 @@ def positions_of(facts: Facts) -> list[dict[str, Any]]:
 Summary = Mapping[str, Any]
 
 
-def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
+def tables_of(
+    summary: Summary, title: str, caveats: tuple[str, ...]
+) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
     """Return the tables for which the log has numbers: those that a terminal shows, and the others.
 
     `caveats` are notes of the first table.
     """
     if not summary["presets"]:
         lengths = summary["prompt_lengths"].items()
-        fields = Field("length", "prompt\nlength", word, left=True), Field("tokens", "tokens", count)
+        fields = (
+            Field("length", "prompt\nlength", word, left=True),
+            Field("tokens", "tokens", count),
+        )
         rows = [{"length": name, "tokens": value} for name, value in lengths]
         return (tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, caveats),), ()
-    further = [make(summary) for make in (_fixes, expiry_table, _bounds_table, _curve_table, _positions)]
+    further = [
+        make(summary) for make in (_fixes, expiry_table, _bounds_table, _curve_table, _positions)
+    ]
     losses = [_losses(kind, rows) for kind, rows in summary["losses"].items()]
     if summary["money"] is not None:
         further.insert(1, money_table(summary))
@@ -168,7 +186,10 @@ def _head_table(summary: Summary) -> str:
 
 def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
     total = summary["tokens"]["prompt"]
-    rows = [{"preset": name, "prompt_tokens": total, **preset} for name, preset in summary["presets"].items()]
+    rows = [
+        {"preset": name, "prompt_tokens": total, **preset}
+        for name, preset in summary["presets"].items()
+    ]
     fields = (
         Field("preset", "preset", word, left=True),
         Field("token_hit_rate", "token\nhit rate", percent),
@@ -208,10 +229,19 @@ def _bounds_table(summary: Summary) -> Table:
     bounds = summary["bounds"]
     rows = [
         {"bound": "prefix, no limit of memory", "token_hit_rate": bounds["prefix"]},
-        {"bound": "contents seen before, at any position", "token_hit_rate": bounds["any_position"]},
-        {"bound": f"best eviction, memory of {summary['explained']}", "token_hit_rate": bounds["offline_optimum"]},
+        {
+            "bound": "contents seen before, at any position",
+            "token_hit_rate": bounds["any_position"],
+        },
+        {
+            "bound": f"best eviction, memory of {summary['explained']}",
+            "token_hit_rate": bounds["offline_optimum"],
+        },
     ]
-    fields = (Field("bound", "bound", word, left=True), Field("token_hit_rate", "token\nhit rate", _bound))
+    fields = (
+        Field("bound", "bound", word, left=True),
+        Field("token_hit_rate", "token\nhit rate", _bound),
+    )
     return tabulate("bounds", "What could be reused", fields, rows)
 
 
@@ -300,10 +330,17 @@ def _losses(kind: str, rows: Sequence[Summary]) -> Table:
         Field("name", kind[:-1], word, left=True),
         Field("requests", "requests", count, keep=3),
         Field("prompt_tokens", "prompt\ntokens", count),
-        Field("token_hit_rate", "token\nhit rate", percent, lambda row: row["reused_tokens"] / row["prompt_tokens"]),
+        Field(
+            "token_hit_rate",
+            "token\nhit rate",
+            percent,
+            lambda row: row["reused_tokens"] / row["prompt_tokens"],
+        ),
         *_causes(rows),
     )
-    return tabulate(f"losses_of_{kind}", f"The {kind} that lose most of what was seen before", fields, rows)
+    return tabulate(
+        f"losses_of_{kind}", f"The {kind} that lose most of what was seen before", fields, rows
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -312,7 +349,9 @@ def _losses(kind: str, rows: Sequence[Summary]) -> Table:
 # ------------------------------------------------------------------------------
 
 SAME_LENGTH = 0.02  # reported and counted lengths that are nearer to each other are not mentioned
-SURPRISING = 0.05  # a server that reuses so much less than possible has another problem than its prompts
+SURPRISING = (
+    0.05  # a server that reuses so much less than possible has another problem than its prompts
+)
 
 
 def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
@@ -321,7 +360,8 @@ def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
     `requests`        requests with a reported number of cached tokens; the hit rates are over these
     `token_hit_rate`  reported cached tokens ÷ reported prompt tokens
     `possible`        the same ratio of the explained arm
-    `prompt_tokens`   mean reported length of the requests that report one, and `counted_tokens` by our count
+    `prompt_tokens`   mean reported length of the requests that report one, and `counted_tokens` by
+                      our count
     `sums`            sums of the server's counts, as `reported_sums` returns them
     """
     usage = facts.log.usage
@@ -347,9 +387,10 @@ def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
 def reported_sums(log: Log) -> dict[str, int] | None:
     """Return sums of the server's counts over the requests that report a length; None if none does.
 
-    `requests`          requests that report the length of their prompt, and `without_cached` those of them that report
-                        no cached tokens, which count as fresh
-    `prompt_tokens`     all tokens of their prompts = `cached_tokens` + `created_tokens` + `fresh_tokens`
+    `requests`          requests that report the length of their prompt, and `without_cached` those
+                        of them that report no cached tokens, which count as fresh
+    `prompt_tokens`     all tokens of their prompts = `cached_tokens` + `created_tokens` +
+                        `fresh_tokens`
     `output_tokens`     of all requests of the log
     """
     if log.usage is None or np.isnan(log.usage[:, 0]).all():
@@ -369,8 +410,14 @@ def reported_sums(log: Log) -> dict[str, int] | None:
 
 def _sums_line(sums: dict[str, int]) -> str:
     """Return the sentence about the server's own counts of prompt tokens."""
-    names = [("cached_tokens", "cached"), ("created_tokens", "created in a cache"), ("fresh_tokens", "fresh")]
-    parts = ", ".join(f"{sums[key]:,} {name}" for key, name in names if sums[key] or key != "created_tokens")
+    names = [
+        ("cached_tokens", "cached"),
+        ("created_tokens", "created in a cache"),
+        ("fresh_tokens", "fresh"),
+    ]
+    parts = ", ".join(
+        f"{sums[key]:,} {name}" for key, name in names if sums[key] or key != "created_tokens"
+    )
     unknown = sums["without_cached"]
     without = f"; {unknown:,} of {sums['requests']:,} requests report no cached ones, which count as fresh"
     output = f", and {sums['output_tokens']:,} output tokens"
@@ -378,7 +425,8 @@ def _sums_line(sums: dict[str, int]) -> str:
 
 
 def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[str]:
-    """Return the first lines of the page: measured beside possible, and reported beside counted lengths."""
+    """Return the first lines of the page: measured beside possible, and reported beside counted
+    lengths."""
     lines = log.counters.lines() if log.counters else []
     if reported is None:
         return lines
@@ -398,7 +446,11 @@ def _length_clause(reported: dict[str, Any]) -> str:
     if not reported["counted_tokens"] or reported["prompt_tokens"] is None:
         return ""
     ratio = reported["prompt_tokens"] / reported["counted_tokens"]
-    return "" if abs(ratio - 1) < SAME_LENGTH else f"; its lengths are {ratio:.2f} times those of the log"
+    return (
+        ""
+        if abs(ratio - 1) < SAME_LENGTH
+        else f"; its lengths are {ratio:.2f} times those of the log"
+    )
 
 
 def is_surprising(reported: dict[str, Any] | None) -> bool:
@@ -426,14 +478,17 @@ CHAINED = (
 
 
 def check_log(study: Study, log: Log) -> None:
-    """Raise ValueError for an arm that no replay of a log can express, or that its longest prompt alone exceeds."""
+    """Raise ValueError for an arm that no replay of a log can express, or that its longest prompt
+    alone exceeds."""
     if log.ids == Ids.NONE:
         return
     facts = Facts(log)
     computable = [name for name in study.chosen() if _is_computable(study, facts, name)]
     rules = {name: _rules(study, log, name) for name in computable}
     if not isinstance(rules.get(study.runs.baseline), CacheRules):
-        raise ValueError(f"baseline={study.runs.baseline} with analyses=explain: expected an arm that keeps prefixes")
+        raise ValueError(
+            f"baseline={study.runs.baseline} with analyses=explain: expected an arm that keeps prefixes"
+        )
 
 
 def explain(finished: Finished) -> Findings:
@@ -482,11 +537,22 @@ def _lengths(log: Log) -> dict[str, Any]:
 def _head(log: Log) -> dict[str, Any]:
     prompt, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
     return {
-        "log": {"format": log.format, "ids": str(log.ids), "block": log.block, "notes": list(log.notes)},
+        "log": {
+            "format": log.format,
+            "ids": str(log.ids),
+            "block": log.block,
+            "notes": list(log.notes),
+        },
         "requests": log.requests,
-        "unread": {"share": log.unread.share, "bytes_read": log.unread.read, "bytes_left_out": dict(log.unread.left)},
+        "unread": {
+            "share": log.unread.share,
+            "bytes_read": log.unread.read,
+            "bytes_left_out": dict(log.unread.left),
+        },
         "tokens": {"prompt": int(prompt.sum()), "output": int(outputs.sum())},
-        "prompt_lengths": {f"p{percent}": float(np.percentile(prompt, percent)) for percent in (5, 50, 95, 100)},
+        "prompt_lengths": {
+            f"p{percent}": float(np.percentile(prompt, percent)) for percent in (5, 50, 95, 100)
+        },
         "counters": log.counters and {"prompt": log.counters.prompt, "cached": log.counters.cached},
         "span_s": float(log.arrived_ns.max() - log.arrived_ns.min()) * 1e-9,
     }
@@ -501,16 +567,23 @@ class _Arm:
 def _reuse(study: Study, log: Log) -> dict[str, Any]:
     facts = Facts(log)
     prompt = facts.paths.prompt_tokens
-    arms = {name: _arm(study, facts, name) for name in study.chosen() if _is_computable(study, facts, name)}
+    arms = {
+        name: _arm(study, facts, name)
+        for name in study.chosen()
+        if _is_computable(study, facts, name)
+    }
     presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
     baseline = arms[study.runs.baseline]
-    other_reused = {name: arm.replayed.reused for name, arm in arms.items() if name != study.runs.baseline}
+    other_reused = {
+        name: arm.replayed.reused for name, arm in arms.items() if name != study.runs.baseline
+    }
     explained = _explained(study, facts, baseline, other_reused)
     redact = study.analyses.explain.redact
     breaks = breaks_of(facts, redact=redact)
     mends = mends_of(explained, breaks.classes)
     fixes = ranked_fixes(explained, [fix for fix, _ in mends])
-    # shares of the prompt tokens: prefix by the log's pieces, optimum by the arm's memory and blocks
+    # shares of the prompt tokens: prefix by the log's pieces, optimum by the arm's memory and
+    # blocks
     total = facts.prompt_tokens
     anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
     bounds = {
@@ -523,7 +596,9 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
     expiry, expiring = expiry_of(facts, study.analyses.explain, explained.rules)
     fitted = expiry and expiry["fitted"]
     price = study.analyses.explain.price
-    money = money_of(price, reported and reported["sums"], _uses(facts, presets, bounds, expiry), log)
+    money = money_of(
+        price, reported and reported["sums"], _uses(facts, presets, bounds, expiry), log
+    )
     measured = [
         *reported_lines(reported, study.runs.baseline, log),
         *expiry_lines(expiry),
@@ -547,7 +622,9 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "money": money,
         "session": calls_of(facts, baseline.replayed, breaks.of_request, fitted),
         "over_time": over_time(
-            facts, baseline.replayed, {name: expiring[name] for name in EXPIRING if name in expiring}
+            facts,
+            baseline.replayed,
+            {name: expiring[name] for name in EXPIRING if name in expiring},
         ),
         "expiry": expiry,
         "prefill_s": explained.mean_prefill_s(prompt, baseline.replayed.reused),
@@ -556,19 +633,32 @@ def _reuse(study: Study, log: Log) -> dict[str, Any]:
         "losses": groups_of(facts, baseline.replayed, redact=redact),
         "checkpoint_positions": positions_of(facts),
         "breaks": breaks.rows,
-        "breaks_found": {"requests": breaks.requests, "with_class": breaks.compared, "notes": list(breaks.notes)},
+        "breaks_found": {
+            "requests": breaks.requests,
+            "with_class": breaks.compared,
+            "notes": list(breaks.notes),
+        },
         "reported": reported,
         "measured": [*measured, *([breaks.sentence] if breaks.sentence else [])],
-        "verdict": _verdict(log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)),
+        "verdict": _verdict(
+            log.unread, reported, verdict(explained, fixes, bounds["prefix"] or 0.0)
+        ),
     }
 
 
 def _uses(
-    facts: Facts, presets: Summary, bounds: Mapping[str, float | None], expiry: dict[str, Any] | None
+    facts: Facts,
+    presets: Summary,
+    bounds: Mapping[str, float | None],
+    expiry: dict[str, Any] | None,
 ) -> dict[str, int]:
-    """Return the tokens that caches reuse, by name: the arms, caches that expire, no cache, all prefixes."""
+    """Return the tokens that caches reuse, by name: the arms, caches that expire, no cache, all
+    prefixes."""
     rates = {name: preset["token_hit_rate"] for name, preset in presets.items()}
-    rates |= {name: cache["token_hit_rate"] for name, cache in (expiry["caches"] if expiry else {}).items()}
+    rates |= {
+        name: cache["token_hit_rate"]
+        for name, cache in (expiry["caches"] if expiry else {}).items()
+    }
     rates |= {"no_cache": 0.0, "prefix": bounds["prefix"]}
     return {name: round((rate or 0.0) * facts.prompt_tokens) for name, rate in rates.items()}
 
@@ -580,11 +670,23 @@ def _written(study: Study, log: Log, mends: Sequence[tuple[Fix, Rewrite]]) -> di
         return None
     names = [fix.name for fix, _ in mends]
     if settings.mend is not None and settings.mend not in names:
-        expected = f"one of {', '.join(names)}" if names else "null, for no mend changes its prompts"
+        expected = (
+            f"one of {', '.join(names)}" if names else "null, for no mend changes its prompts"
+        )
         raise ValueError(f"analyses.explain.mend={settings.mend}: expected {expected}")
-    chosen = [(fix, rewrite) for fix, rewrite in mends if (fix.name == settings.mend if settings.mend else fix.helps)]
+    chosen = [
+        (fix, rewrite)
+        for fix, rewrite in mends
+        if (fix.name == settings.mend if settings.mend else fix.helps)
+    ]
     if not chosen:
-        return {"path": None, "mend": None, "requests": 0, "left_out": log.requests, "token_hit_rate": None}
+        return {
+            "path": None,
+            "mend": None,
+            "requests": 0,
+            "left_out": log.requests,
+            "token_hit_rate": None,
+        }
     fix, rewrite = max(chosen, key=lambda mend: mend[0].token_hit_rate)
     requests = write_log(log, rewrite, Path(settings.write_fixed))
     return {
@@ -601,15 +703,22 @@ def _written_line(written: dict[str, Any] | None) -> list[str]:
     if written is None:
         return []
     if written["path"] is None:
-        return ["no mended log is written, for no mend helps; analyses.explain.mend=NAME writes any of them"]
-    left_out = f"; {written['left_out']:,} without a prompt in the log are left out" if written["left_out"] else ""
+        return [
+            "no mended log is written, for no mend helps; analyses.explain.mend=NAME writes any of them"
+        ]
+    left_out = (
+        f"; {written['left_out']:,} without a prompt in the log are left out"
+        if written["left_out"]
+        else ""
+    )
     rate = f"{100 * written['token_hit_rate']:.1f} %"
     requests = f"{written['path']}: {written['requests']:,} requests after {written['mend']}"
     return [f"{requests}, of whose tokens {rate} are reused{left_out}"]
 
 
 def _verdict(unread: Unread, reported: dict[str, Any] | None, sentence: str) -> str:
-    """Return the verdict, or why none stands: it would be about the part of the log that was read."""
+    """Return the verdict, or why none stands: it would be about the part of the log that was
+    read."""
     if not unread.allows_verdict:
         return f"no verdict stands, because too much of the log is unknown: {unread.reason}"
     if is_surprising(reported):
@@ -635,17 +744,26 @@ def _arm(study: Study, facts: Facts, name: str) -> _Arm:
     return _Arm(rules, facts.reused(rules))
 
 
-def _explained(study: Study, facts: Facts, arm: _Arm, other_reused: Mapping[str, Ints]) -> ExplainedArm:
+def _explained(
+    study: Study, facts: Facts, arm: _Arm, other_reused: Mapping[str, Ints]
+) -> ExplainedArm:
     assert isinstance(arm.rules, CacheRules), "the check of the log lets no other arm pass"
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
     return ExplainedArm(study, facts, arm.rules, rate, other_reused)
 
 
-def _check_bounds(study: Study, presets: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, float | None]) -> None:
-    """Raise where an arm exceeds a bound: the bound or the replay is wrong, and the page reports no result."""
+def _check_bounds(
+    study: Study, presets: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, float | None]
+) -> None:
+    """Raise where an arm exceeds a bound: the bound or the replay is wrong, and the page reports no
+    result."""
     for name, preset in presets.items():
         finds_prefixes = study.arms[name].spans is None and study.arms[name].passages.are_default
-        checked = ["prefix"] * finds_prefixes + ["any_position"] + ["offline_optimum"] * (name == study.runs.baseline)
+        checked = (
+            ["prefix"] * finds_prefixes
+            + ["any_position"]
+            + ["offline_optimum"] * (name == study.runs.baseline)
+        )
         for bound in checked:
             share, most = preset["token_hit_rate"], bounds[bound]
             if most is not None and share > most:
@@ -683,7 +801,9 @@ def _check(study: Study) -> None:
         ("warmup_fraction", study.runs.warmup_fraction, 0.0),
     )
     if study.runs.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.runs.baseline} with analyses=explain: expected one of the arms that run")
+        raise ValueError(
+            f"baseline={study.runs.baseline} with analyses=explain: expected one of the arms that run"
+        )
 
 
 ANALYSES.add(

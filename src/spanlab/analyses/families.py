@@ -62,8 +62,10 @@ SMALLEST_LEAD = 1.05
 class FamilyEntry:
     """The arm of a family with the lowest mean TTFT.
 
-    `any_position_share`  share of prompt tokens that an infinite cache reuses, with spans matched at any position
-    `speedup`             mean TTFT of the first family ÷ that of this one, 95 % interval; None for the first
+    `any_position_share`  share of prompt tokens that an infinite cache reuses, with spans matched
+                          at any position
+    `speedup`             mean TTFT of the first family ÷ that of this one, 95 % interval; None for
+                          the first
     """
 
     family: str
@@ -79,11 +81,14 @@ class FamilyEntry:
 
 @dataclass(frozen=True)
 class Lead:
-    """The family with the lowest mean TTFT, and the mean TTFT of the next family ÷ its own, with a 95 % interval.
+    """The family with the lowest mean TTFT, and the mean TTFT of the next family ÷ its own, with a
+    95 % interval.
 
     `ratio`     of the best arms; its interval ignores that these were chosen on the same seeds
-    `held_out`  the same where the arms of each seed were chosen on the other seeds; as `ratio` for one seed
-    `p`         two-sided p value of a held-out ratio of `SMALLEST_LEAD`; 1 where it is less, None without an interval
+    `held_out`  the same where the arms of each seed were chosen on the other seeds; as `ratio` for
+                one seed
+    `p`         two-sided p value of a held-out ratio of `SMALLEST_LEAD`; 1 where it is less, None
+                without an interval
     """
 
     family: str
@@ -95,18 +100,25 @@ class Lead:
     @property
     def shown(self) -> bool:
         """Whether the whole interval lies above `SMALLEST_LEAD`."""
-        return self.ratio is not None and self.ratio.low is not None and self.ratio.low > SMALLEST_LEAD
+        return (
+            self.ratio is not None and self.ratio.low is not None and self.ratio.low > SMALLEST_LEAD
+        )
 
 
 def compare_families(
     arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]]
 ) -> tuple[list[FamilyEntry], Lead | None]:
-    """Return the best arm of each family that has one in `arms`, and the lead; speedups are over the first family.
+    """Return the best arm of each family that has one in `arms`, and the lead; speedups are over
+    the first family.
 
     The lead is None where fewer than two families have an arm.
     """
     members = {name: [arm for arm in arms if arm.name in names] for name, names in families.items()}
-    best = {name: min(candidates, key=lambda arm: arm.rank) for name, candidates in members.items() if candidates}
+    best = {
+        name: min(candidates, key=lambda arm: arm.rank)
+        for name, candidates in members.items()
+        if candidates
+    }
     reference = next(iter(best.values()), None)
     entries = [_entry(name, arm, reference) for name, arm in best.items()]
     ranked = sorted(best, key=lambda name: best[name].rank)
@@ -114,34 +126,53 @@ def compare_families(
         return entries, None
     first, second = ranked[:2]
     ratio = ratio_of(best[second], best[first])
-    return entries, Lead(first, second, ratio, *_judged_by_other_seeds(members[second], members[first]))
+    return entries, Lead(
+        first, second, ratio, *_judged_by_other_seeds(members[second], members[first])
+    )
 
 
 def _judged_by_other_seeds(
     slower: Sequence[MeasuredArm], faster: Sequence[MeasuredArm]
 ) -> tuple[Interval | None, float | None]:
-    """Return the ratio of the best arms, those of each seed chosen on the others, and the p value of a small lead."""
-    chosen = [[_best_on_others(arms, seed) for seed in range(len(arms[0].ttft_sums))] for arms in (slower, faster)]
+    """Return the ratio of the best arms, those of each seed chosen on the others, and the p value
+    of a small lead."""
+    chosen = [
+        [_best_on_others(arms, seed) for seed in range(len(arms[0].ttft_sums))]
+        for arms in (slower, faster)
+    ]
     if any(arm.saturated for arms in chosen for arm in arms):
         return None, None
-    above, below = (np.stack([arm.ttft_sums[seed] for seed, arm in enumerate(arms)]) for arms in chosen)
+    above, below = (
+        np.stack([arm.ttft_sums[seed] for seed, arm in enumerate(arms)]) for arms in chosen
+    )
     ratio, p = positive_ratio(above, below), positive_ratio_p(above, below, SMALLEST_LEAD)
     return ratio, None if np.isnan(p) else p if ratio.mean > SMALLEST_LEAD else 1.0
 
 
 def _best_on_others(arms: Sequence[MeasuredArm], seed: int) -> MeasuredArm:
-    """Return the arm of least TTFT on all seeds but this one, saturated arms last; on the only seed if there is one."""
+    """Return the arm of least TTFT on all seeds but this one, saturated arms last; on the only seed
+    if there is one."""
     others = np.arange(len(arms[0].ttft_sums)) != seed
-    return min(arms, key=lambda arm: (arm.saturated, float(arm.ttft_sums[others if others.any() else ~others].sum())))
+    return min(
+        arms,
+        key=lambda arm: (
+            arm.saturated,
+            float(arm.ttft_sums[others if others.any() else ~others].sum()),
+        ),
+    )
 
 
 def shown_together(leads: Sequence[Mapping[str, Any] | None]) -> list[bool]:
-    """Return which of several leads, as in `summary.json`, are shown after Holm's correction for their number."""
+    """Return which of several leads, as in `summary.json`, are shown after Holm's correction for
+    their number."""
     return holm([math.nan if lead is None or lead["p"] is None else lead["p"] for lead in leads])
 
 
-def without_ratios(entries: Sequence[FamilyEntry], lead: Lead | None) -> tuple[list[FamilyEntry], Lead | None]:
-    """Return the comparison without speedups and ratio of the lead, for a machine that was too noisy."""
+def without_ratios(
+    entries: Sequence[FamilyEntry], lead: Lead | None
+) -> tuple[list[FamilyEntry], Lead | None]:
+    """Return the comparison without speedups and ratio of the lead, for a machine that was too
+    noisy."""
     return [replace(entry, speedup=None) for entry in entries], lead and replace(
         lead, ratio=None, held_out=None, p=None
     )
@@ -151,7 +182,10 @@ def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:
     """Return the comparison as an entry of `summary.json`."""
     ratios = {} if lead is None else {"ratio": lead.ratio, "held_out": lead.held_out}
     return {
-        "entries": [asdict(entry) | {"speedup": entry.speedup and entry.speedup._asdict()} for entry in entries],
+        "entries": [
+            asdict(entry) | {"speedup": entry.speedup and entry.speedup._asdict()}
+            for entry in entries
+        ],
         "lead": lead
         and {
             **asdict(lead),
@@ -162,7 +196,8 @@ def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:
 
 
 def ratio_of(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:
-    """Return the mean TTFT of one arm ÷ that of another on the same requests; None where a queue grows."""
+    """Return the mean TTFT of one arm ÷ that of another on the same requests; None where a queue
+    grows."""
     if slower.saturated or faster.saturated:
         return None
     return positive_ratio(slower.ttft_sums, faster.ttft_sums)
@@ -176,9 +211,12 @@ def _entry(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> Fami
         ttft_mean_s=summary["ttft_s"]["mean"],
         ttft_mean_s_interval=summary["ttft_s_interval"]["mean"],
         token_hit_rate=summary["token_hit_rate"],
-        any_position_share=summary["bounds"]["infinite_any_position_tokens"] / summary["tokens"]["prompt"],
+        any_position_share=summary["bounds"]["infinite_any_position_tokens"]
+        / summary["tokens"]["prompt"],
         regret_points=summary["bounds"]["regret_points"],
-        resident_bytes=sizes["kv_resident_mean"] + sizes["state_resident_mean"] + sizes["copied_mean"],
+        resident_bytes=sizes["kv_resident_mean"]
+        + sizes["state_resident_mean"]
+        + sizes["copied_mean"],
         speedup=None if reference is None or reference is arm else ratio_of(reference, arm),
     )
 
@@ -197,8 +235,8 @@ LEAST_GAIN = 1.05
 class Step:
     """The arm of a family with the lowest mean TTFT.
 
-    `gain`  mean TTFT of the reference arm ÷ that of this arm. The reference is the best exact arm; for cached order,
-            the best prefix cache. None for prefix caches, and where a queue grows
+    `gain`  mean TTFT of the reference arm ÷ that of this arm. The reference is the best exact arm;
+            for cached order, the best prefix cache. None for prefix caches, and where a queue grows
     """
 
     family: str
@@ -217,8 +255,9 @@ class Step:
 class BreakEven:
     """The steps of one study, and the family beyond which no further change of answers pays.
 
-    `verdict`  repaired, where repaired spans pay; else plain, where only spans without repair pay (the repair costs
-               the gain); else cached_order, where it pays over the given order; else prefix
+    `verdict`  repaired, where repaired spans pay; else plain, where only spans without repair pay
+               (the repair costs the gain); else cached_order, where it pays over the given order;
+               else prefix
     """
 
     steps: tuple[Step, ...]
@@ -226,12 +265,16 @@ class BreakEven:
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of `summary.json`."""
-        steps = [asdict(step) | {"gain": step.gain and step.gain._asdict(), "pays": step.pays} for step in self.steps]
+        steps = [
+            asdict(step) | {"gain": step.gain and step.gain._asdict(), "pays": step.pays}
+            for step in self.steps
+        ]
         return {"steps": steps, "verdict": self.verdict}
 
 
 def break_even(arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]]) -> BreakEven:
-    """Compare the families of STEPS; each must have an arm in `arms`, and all arms served the same requests."""
+    """Compare the families of STEPS; each must have an arm in `arms`, and all arms served the same
+    requests."""
     best = {name: _best(arms, families[name]) for name in STEPS}
     exact = min((best[name] for name in EXACT), key=lambda arm: arm.rank)
     references = {ORDERED: best[PREFIX], REPAIRED: exact, PLAIN: exact}
@@ -239,7 +282,9 @@ def break_even(arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]
     for name in STEPS:
         arm, reference = best[name], references.get(name)
         gain = None if reference is None else ratio_of(reference, arm)
-        steps[name] = Step(name, arm.name, arm.summary["ttft_s"]["mean"], arm.summary["token_hit_rate"], gain)
+        steps[name] = Step(
+            name, arm.name, arm.summary["ttft_s"]["mean"], arm.summary["token_hit_rate"], gain
+        )
     verdict = next((name for name in (REPAIRED, PLAIN, ORDERED) if steps[name].pays), PREFIX)
     return BreakEven(tuple(steps.values()), verdict)
 
@@ -259,7 +304,9 @@ _NOTES = (
 
 def families_table(findings: Mapping[str, Any]) -> Table:
     """One row per family of one study."""
-    return tabulate("families", f"Families: {lead_text(findings['lead'])}", _FIELDS, findings["entries"], _NOTES)
+    return tabulate(
+        "families", f"Families: {lead_text(findings['lead'])}", _FIELDS, findings["entries"], _NOTES
+    )
 
 
 def lead_text(lead: Mapping[str, Any] | None) -> str:
@@ -306,7 +353,12 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
         Field("family", "lowest\nmean TTFT", family_name, "first.family", left=True),
         Field("arm", "its arm", word, "first.arm", left=True),
         Field("lead", "lead over\nthe next", ratio_interval, "lead.ratio"),
-        Field("lead_shown", "shown", lambda shown: Cell(bool(shown), "yes" if shown else "no"), "lead.shown"),
+        Field(
+            "lead_shown",
+            "shown",
+            lambda shown: Cell(bool(shown), "yes" if shown else "no"),
+            "lead.shown",
+        ),
         *(family_field("speedup", "speedup", ratio_interval, name, 2) for name in names[1:]),
         *(family_field("token_hit_rate", "token hit rate", percent, name, 1) for name in names),
         Field("any_position_share", "any-position\nbound", percent, "first.any_position_share"),
@@ -328,13 +380,21 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
 
 def families_at(points: Sequence[SweepPoint]) -> list[str]:
     """Return the names of all families of these points, in the order of their first points."""
-    return list(dict.fromkeys(entry["family"] for point in points for entry in point.findings("families")["entries"]))
+    return list(
+        dict.fromkeys(
+            entry["family"] for point in points for entry in point.findings("families")["entries"]
+        )
+    )
 
 
-def family_field(key: str, label: str, cell: Callable[[Any], Cell], family: str, keep: int = 0) -> Field:
+def family_field(
+    key: str, label: str, cell: Callable[[Any], Cell], family: str, keep: int = 0
+) -> Field:
     """Return the field of the entry `key` of one family, in rows with `families` by name."""
     heading = f"{label}\n{family_text(family)}"
-    return Field(f"{key}_{family}", heading, cell, lambda row: row["families"].get(family, {}).get(key), keep)
+    return Field(
+        f"{key}_{family}", heading, cell, lambda row: row["families"].get(family, {}).get(key), keep
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -343,7 +403,8 @@ def family_field(key: str, label: str, cell: Callable[[Any], Cell], family: str,
 
 
 def draw_winners(points: Sequence[SweepPoint]) -> Figure:
-    """Draw a cell per point of a product of settings, coloured by the family with the lowest mean TTFT."""
+    """Draw a cell per point of a product of settings, coloured by the family with the lowest mean
+    TTFT."""
     from matplotlib.patches import Patch
 
     names = families_at(points)
@@ -377,14 +438,16 @@ def _cell(colours: Mapping[str, str], point: SweepPoint) -> GridCell | None:
 
 
 def families_of_study(finished: Finished) -> Findings:
-    """Return the comparison of the families of one study; no speedups where the machine was noisy."""
+    """Return the comparison of the families of one study; no speedups where the machine was
+    noisy."""
     compared = compare_families(finished.measured, finished.study.analyses.families.arms)
     entry = plain(*(without_ratios(*compared) if finished.noise_sentence("speedups") else compared))
     return Findings(summary={"families": entry}, tables=(families_table(entry),))
 
 
 def families_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Return the family that leads at each point: one table and one figure per axis of the sweep."""
+    """Return the family that leads at each point: one table and one figure per axis of the
+    sweep."""
     # `shown`: whether a lead is shown among all points; `shown_alone`: in the point's own study
     leads = [point.findings("families")["lead"] for point in points]
     points = [
@@ -396,13 +459,18 @@ def families_of_points(points: Sequence[SweepPoint]) -> Findings:
 
 
 def _with_lead(point: SweepPoint, lead: dict[str, Any] | None) -> SweepPoint:
-    return replace(point, summary={**(point.summary or {}), "families": point.findings("families") | {"lead": lead}})
+    return replace(
+        point,
+        summary={**(point.summary or {}), "families": point.findings("families") | {"lead": lead}},
+    )
 
 
 def check_families(study: Study) -> None:
     """Raise ValueError for fewer than two families, and for unknown arms."""
     is_read = not {"families", "policies", "break_even"}.isdisjoint(study.chosen_analyses())
-    if {"families", "policies"} & set(study.chosen_analyses()) and len(study.analyses.families.arms) < 2:
+    if {"families", "policies"} & set(study.chosen_analyses()) and len(
+        study.analyses.families.arms
+    ) < 2:
         raise ValueError(f"families={study.analyses.families.arms}: expected two families or more")
     if "break_even" in study.chosen_analyses() and set(study.analyses.families.arms) != set(STEPS):
         raise ValueError(
@@ -431,7 +499,8 @@ ANALYSES.add(
 # Tables of the analysis `break_even`, from its entry in `summary.json`.
 # ------------------------------------------------------------------------------
 
-#: Labels of verdicts, in the order of the legend. Where only plain PIC pays, repair costs as much as PIC gains.
+#: Labels of verdicts, in the order of the legend. Where only plain PIC pays, repair costs as much
+#: as PIC gains.
 VERDICTS = {
     "prefix": "prefix caching suffices",
     "cached_order": "cached order suffices",
@@ -455,7 +524,11 @@ _STEP_FIELDS = (
 def steps_table(findings: Mapping[str, Any]) -> Table:
     """One row per family of one study."""
     return tabulate(
-        "break_even", f"Break-even: {VERDICTS[findings['verdict']]}", _STEP_FIELDS, findings["steps"], (NOTE,)
+        "break_even",
+        f"Break-even: {VERDICTS[findings['verdict']]}",
+        _STEP_FIELDS,
+        findings["steps"],
+        (NOTE,),
     )
 
 
@@ -494,7 +567,9 @@ def draw_break_even(points: Sequence[SweepPoint]) -> Figure:
 def _step_cell(point: SweepPoint) -> GridCell:
     findings = point.findings("break_even")
     gains = {step["family"]: step["gain"] for step in findings["steps"]}
-    return GridCell(_COLOURS[findings["verdict"]], f"{_short(gains['repaired'])} / {_short(gains['plain'])}")
+    return GridCell(
+        _COLOURS[findings["verdict"]], f"{_short(gains['repaired'])} / {_short(gains['plain'])}"
+    )
 
 
 def _short(gain: dict[str, Any] | None) -> str:
@@ -508,18 +583,22 @@ def _short(gain: dict[str, Any] | None) -> str:
 
 
 def break_even_of_study(finished: Finished) -> Findings:
-    """Return the families of one study and the one that suffices; None where a family has no arm that ran."""
+    """Return the families of one study and the one that suffices; None where a family has no arm
+    that ran."""
     arms, families = finished.measured, finished.study.analyses.families.arms
     names = {arm.name for arm in arms}
     missing = [name for name in STEPS if names.isdisjoint(families[name])]
     if missing:
-        return Findings({"break_even": None}, caveats=(f"no break-even: no arm of {', '.join(missing)} ran",))
+        return Findings(
+            {"break_even": None}, caveats=(f"no break-even: no arm of {', '.join(missing)} ran",)
+        )
     entry = break_even(arms, families).plain()
     return Findings({"break_even": entry}, tables=(steps_table(entry),))
 
 
 def break_even_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Return the family that suffices at each point: one table and one figure per axis of the sweep."""
+    """Return the family that suffices at each point: one table and one figure per axis of the
+    sweep."""
     ran = [point for point in points if (point.summary or {})["break_even"] is not None]
     summary = {"break_even": point_entries(ran, "break_even")}
     figure = draw_break_even
@@ -528,6 +607,10 @@ def break_even_of_points(points: Sequence[SweepPoint]) -> Findings:
 
 ANALYSES.add(
     Analysis(
-        "break_even", break_even_of_study, needs=(ARMS, REPEAT), check=check_families, of_points=break_even_of_points
+        "break_even",
+        break_even_of_study,
+        needs=(ARMS, REPEAT),
+        check=check_families,
+        of_points=break_even_of_points,
     )
 )

@@ -31,7 +31,8 @@ Ends = tuple[float, float]
 
 
 def bias_interval(means: NDArray[np.float64], predicted: float) -> Ends | None:
-    """Return the 90 % interval of predicted ÷ true mean − 1, from the means of repeats, shape (repeats,).
+    """Return the 90 % interval of predicted ÷ true mean − 1, from the means of repeats, shape
+    (repeats,).
 
     Student's t over repeats, which serve the same arrivals and differ only in noise of the machine.
     The upper end is infinite where the interval of the mean reaches zero. None for a single repeat.
@@ -65,7 +66,8 @@ Repeats = NDArray[np.float64]
 
 
 def errors(measured: list[Delays], predicted: Delays) -> dict[str, Any]:
-    """Return gap, spread and interval of the bias by metric; `measured` has the repeats of the predicted cell."""
+    """Return gap, spread and interval of the bias by metric; `measured` has the repeats of the
+    predicted cell."""
     by_metric: dict[str, Any] = dict.fromkeys(METRICS)
     for metric in METRICS:
         runs = np.stack([repeat[metric] for repeat in measured])
@@ -73,17 +75,24 @@ def errors(measured: list[Delays], predicted: Delays) -> dict[str, Any]:
         runs, values = runs[:, defined], predicted[metric][defined]
         if values.size:
             interval = bias_interval(runs.mean(axis=1), float(values.mean()))
-            by_metric[metric] = {**gap(runs, values), "spread": spread(runs), "bias_interval": interval}
+            by_metric[metric] = {
+                **gap(runs, values),
+                "spread": spread(runs),
+                "bias_interval": interval,
+            }
     return by_metric
 
 
 def gap(measured: Repeats, predicted: NDArray[np.float64]) -> dict[str, float]:
-    """Return errors of `predicted`, shape (n,), against `measured`, shape (repeats, n), both in seconds.
+    """Return errors of `predicted`, shape (n,), against `measured`, shape (repeats, n), both in
+    seconds.
 
-    bias      (mean predicted − mean measured) ÷ mean measured, over requests and repeats; `bias_s` undivided
+    bias      (mean predicted − mean measured) ÷ mean measured, over requests and repeats; `bias_s`
+              undivided
     p95_bias  the same of the 95th percentile, that of each repeat and then their mean
-    request   of |predicted − measured| ÷ measured over every request of every repeat: median and 95th percentile; names
-              ending in `_s` are mean, median and 95th percentile of the undivided
+    request   of |predicted − measured| ÷ measured over every request of every repeat: median and
+              95th percentile; names ending in `_s` are mean, median and 95th percentile of the
+              undivided
     """
     distance = np.abs(predicted - measured)
     relative = distance / measured
@@ -107,10 +116,12 @@ def gap(measured: Repeats, predicted: NDArray[np.float64]) -> dict[str, float]:
 
 
 def spread(measured: Repeats) -> dict[str, float] | None:
-    """Return differences between the engine's repeats (A/A), `measured` of shape (repeats, n); None for one repeat.
+    """Return differences between the engine's repeats (A/A), `measured` of shape (repeats, n); None
+    for one repeat.
 
-    Over all pairs of repeats a, b: `mean` is the mean of |mean a − mean b| ÷ their mean, `request_p50` and
-    `request_p95` are percentiles of |a − b| ÷ (a + b) · 2 over all requests; names ending in `_s` are undivided.
+    Over all pairs of repeats a, b: `mean` is the mean of |mean a − mean b| ÷ their mean,
+    `request_p50` and `request_p95` are percentiles of |a − b| ÷ (a + b) · 2 over all requests;
+    names ending in `_s` are undivided.
     """
     pairs = list(combinations(measured, 2))
     if not pairs:
@@ -135,7 +146,8 @@ def spread(measured: Repeats) -> dict[str, float] | None:
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Kendall's tau-b of two scores of the same arms; None for one arm, or where a score is constant."""
+    """Return Kendall's tau-b of two scores of the same arms; None for one arm, or where a score is
+    constant."""
     if len(first) < 2:
         return None
     from scipy.stats import kendalltau  # slow to import, and needed by reports only
@@ -144,13 +156,17 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
     return None if np.isnan(tau) else tau
 
 
-def decide(measured: Mapping[str, Sequence[float]], predicted: Mapping[str, float]) -> dict[str, Any]:
-    """Return ranks of arms by mean TTFT at one load; `measured` has one mean per repeat, in seconds.
+def decide(
+    measured: Mapping[str, Sequence[float]], predicted: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return ranks of arms by mean TTFT at one load; `measured` has one mean per repeat, in
+    seconds.
 
-    tau       tau-b of the simulator's means against the means over the engine's repeats; every pair of arms counts,
-              also pairs whose order differs between the engine's repeats
+    tau       tau-b of the simulator's means against the means over the engine's repeats; every pair
+              of arms counts, also pairs whose order differs between the engine's repeats
     aa_tau    mean over pairs of the engine's repeats of their tau; None for a single repeat
-    regret    (measured TTFT of the arm that the simulator puts first − the least measured one) ÷ the latter
+    regret    (measured TTFT of the arm that the simulator puts first − the least measured one) ÷
+              the latter
     """
     arms = list(measured)
     means = {arm: float(np.mean(measured[arm])) for arm in arms}
@@ -179,7 +195,8 @@ NOISE_LIMIT = 2.0
 
 
 class Goal(NamedTuple):
-    """The goal that `error` of `metric` is at most `limit`; `spread` names the same difference between repeats."""
+    """The goal that `error` of `metric` is at most `limit`; `spread` names the same difference
+    between repeats."""
 
     label: str
     metric: str
@@ -205,7 +222,8 @@ class Verdict(NamedTuple):
     """One number compared with its goal.
 
     within  the number itself is at most the limit
-    met     this is shown by the test; None where the engine's own spread is unknown or too large for a verdict
+    met     this is shown by the test; None where the engine's own spread is unknown or too large
+            for a verdict
     """
 
     error: float
@@ -215,14 +233,18 @@ class Verdict(NamedTuple):
 
     @staticmethod
     def of(error: float, spread: float | None, limit: float, shown: bool = True) -> Verdict:
-        """Return a verdict: met where within the limit and `shown` by a test; None where noise is too large."""
+        """Return a verdict: met where within the limit and `shown` by a test; None where noise is
+        too large."""
         within = abs(error) <= limit
         quiet = spread is not None and spread <= NOISE_LIMIT * limit
         return Verdict(error, spread, within, within and shown if quiet else None)
 
 
-def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge every goal over all cells (an arm at a load): plain count, count shown, and the largest error.
+def judge(
+    cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Judge every goal over all cells (an arm at a load): plain count, count shown, and the largest
+    error.
 
     cells_within_goal  cells whose error is within the goal, whatever the noise
     cells_met          cells for which that is shown: of means by two one-sided tests
@@ -240,7 +262,9 @@ def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) 
             spread = values["spread"][goal.spread] if values["spread"] else None
             shown = goal.error != "bias" or equivalent(values["bias_interval"], goal.limit)
             verdict = Verdict.of(values[goal.error], spread, goal.limit, shown)
-            verdicts.append((verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}"))
+            verdicts.append(
+                (verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}")
+            )
         judged.append(_judged(goal.label, goal.limit, verdicts) | {"signed": goal.error == "bias"})
     return [*judged, _of_ranks(list(decisions))]
 
@@ -287,7 +311,8 @@ def load_words(share: float | None, rate_rps: float | None) -> str:
 
 
 class ScheduleMatch(NamedTuple):
-    """Steps of equal composition before the first difference, all steps of the engine, and that difference as text."""
+    """Steps of equal composition before the first difference, all steps of the engine, and that
+    difference as text."""
 
     equal: int
     steps: int
@@ -302,7 +327,9 @@ class ScheduleMatch(NamedTuple):
     def of_all(runs: Sequence[ScheduleMatch]) -> ScheduleMatch:
         """Return the match of several runs together, with the first difference of any."""
         difference = next((run.difference for run in runs if run.difference), None)
-        return ScheduleMatch(sum(run.equal for run in runs), sum(run.steps for run in runs), difference)
+        return ScheduleMatch(
+            sum(run.equal for run in runs), sum(run.steps for run in runs), difference
+        )
 
 
 @dataclass(frozen=True)
@@ -312,8 +339,8 @@ class ArmComparison:
     share           load as a share of saturation; None where the study sets a rate
     measured        delays by metric of each repeat, all seeds in a row
     schedule_match  over the steps of all runs
-    outside         simulated steps outside the range that the profile was fitted to, of `simulated`; a run of equal
-                    decode steps counts once
+    outside         simulated steps outside the range that the profile was fitted to, of
+                    `simulated`; a run of equal decode steps counts once
     """
 
     arm: str
@@ -342,7 +369,8 @@ class ArmComparison:
 
 
 def summarise(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
-    """Return cells by load and arm, pooled errors and ranks by load, and goals where runs are repeated."""
+    """Return cells by load and arm, pooled errors and ranks by load, and goals where runs are
+    repeated."""
     loads = by_load(comparisons)
     cells = [arm.row() for arms in loads for arm in arms]
     rates = []
@@ -369,7 +397,10 @@ def ranks(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
 def pooled_errors(comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
     """Return errors over the requests of all arms together, repeat by repeat."""
     repeats = min(len(arm.measured) for arm in comparisons)
-    measured = [concatenate_delays([arm.measured[repeat] for arm in comparisons]) for repeat in range(repeats)]
+    measured = [
+        concatenate_delays([arm.measured[repeat] for arm in comparisons])
+        for repeat in range(repeats)
+    ]
     return errors(measured, concatenate_delays([arm.predicted for arm in comparisons]))
 
 
@@ -408,9 +439,13 @@ class Replay:
         """Compare a step with the engine's; ScheduleMismatchError describes a difference."""
         index, key = self.equal, step.key()
         if index == len(self._log):
-            raise ScheduleMismatchError(f"step {index}: the engine had finished, the simulator {_describe_key(key)}")
+            raise ScheduleMismatchError(
+                f"step {index}: the engine had finished, the simulator {_describe_key(key)}"
+            )
         if key != self._log[index].key:
-            raise ScheduleMismatchError(f"step {index}: {_describe_difference(self._log[index].key, key)}")
+            raise ScheduleMismatchError(
+                f"step {index}: {_describe_difference(self._log[index].key, key)}"
+            )
         self.equal = index + 1
         return StepResult(self._log[index].took_ns, finished_after(step))
 
@@ -428,7 +463,8 @@ def schedule_match(
     log: Sequence[LoggedStep],
     clients: int | None = None,
 ) -> ScheduleMatch:
-    """Replay a run's arrivals with the step times of its log. `policy` is a new policy of the same arm."""
+    """Replay a run's arrivals with the step times of its log. `policy` is a new policy of the same
+    arm."""
     replay = Replay(log)
 
     def compare_times(step: ScheduledStep, now: int, result: StepResult) -> None:
@@ -440,12 +476,21 @@ def schedule_match(
             )
 
     try:
-        serve(requests, policy, rules, replay, lambda record: None, clients=clients, on_step=compare_times)
+        serve(
+            requests,
+            policy,
+            rules,
+            replay,
+            lambda record: None,
+            clients=clients,
+            on_step=compare_times,
+        )
     except ScheduleMismatchError as mismatch:
         return ScheduleMatch(replay.equal, len(log), str(mismatch))
     if replay.equal < len(log):
         difference = (
-            f"step {replay.equal}: the engine {_describe_key(log[replay.equal].key)}, the simulator had finished"
+            f"step {replay.equal}: the engine {_describe_key(log[replay.equal].key)}, the "
+            "simulator had finished"
         )
         return ScheduleMatch(replay.equal, len(log), difference)
     return ScheduleMatch(replay.equal, len(log), None)

@@ -1,4 +1,5 @@
-"""The analysis `fit_profile`: fit the coefficients of a timing model to step times of designed shapes."""
+"""The analysis `fit_profile`: fit the coefficients of a timing model to step times of designed
+shapes."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 # Storing a profile for studies on this machine.
 # ------------------------------------------------------------------------------
 
-CROSS_VALIDATION_LIMIT = 0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
+CROSS_VALIDATION_LIMIT = (
+    0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
+)
 
 
 def store_profile(profile: Profile, root: Path) -> str:
@@ -88,12 +91,18 @@ class Point:
 
     @property
     def median_ns(self) -> float:
-        """Median over repeats, in nanoseconds, which occasional interruptions of the machine do not change."""
+        """Median over repeats, in nanoseconds, which occasional interruptions of the machine do not
+        change."""
         return median(self.cycles_ns)
 
     def row(self) -> dict[str, Any]:
         """Return the step as one flat row."""
-        return {**self.step_id._asdict(), "arm": self.arm, **self.features._asdict(), "cycles_ns": self.cycles_ns}
+        return {
+            **self.step_id._asdict(),
+            "arm": self.arm,
+            **self.features._asdict(),
+            "cycles_ns": self.cycles_ns,
+        }
 
 
 # ------------------------------------------------------------------------------
@@ -103,7 +112,11 @@ class Point:
 
 def footer(profile: Profile) -> str:
     """Return the provenance of a profile in one line."""
-    threads = f", {profile.threads} thread{'s' if profile.threads > 1 else ''}" if profile.device == "cpu" else ""
+    threads = (
+        f", {profile.threads} thread{'s' if profile.threads > 1 else ''}"
+        if profile.device == "cpu"
+        else ""
+    )
     versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
     return (
         f"{profile.model}, {profile.dtype} · {profile.machine}, {profile.device}{threads} · {profile.shapes} shapes, "
@@ -121,10 +134,20 @@ def cross_validation_line(profile: Profile) -> str:
 
 
 def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
-    """Return the cost of each term; a term without a cost was never measured, or another term covers it."""
-    fields = (Field("term", "term", word, left=True), Field("price_ns", "coefficient, ns per unit", _price))
-    rows = [{"term": name, "price_ns": price} for name, price in profile.coefficients.items() if price > 0]
-    return tabulate("profile", f"{footer(profile)}\n{cross_validation_line(profile)}", fields, rows, notes)
+    """Return the cost of each term; a term without a cost was never measured, or another term
+    covers it."""
+    fields = (
+        Field("term", "term", word, left=True),
+        Field("price_ns", "coefficient, ns per unit", _price),
+    )
+    rows = [
+        {"term": name, "price_ns": price}
+        for name, price in profile.coefficients.items()
+        if price > 0
+    ]
+    return tabulate(
+        "profile", f"{footer(profile)}\n{cross_validation_line(profile)}", fields, rows, notes
+    )
 
 
 def _price(price: float) -> Cell:
@@ -140,8 +163,11 @@ _COLOUR = "#0072b2"
 
 
 def draw_residuals(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> Figure:
-    """Draw a plot per varying term, of steps with a positive count; errors are of shapes left out of the fit."""
-    counts = {name: np.array([term(point.features) for point in points]) for name, term in TERMS.items()}
+    """Draw a plot per varying term, of steps with a positive count; errors are of shapes left out
+    of the fit."""
+    counts = {
+        name: np.array([term(point.features) for point in points]) for name, term in TERMS.items()
+    }
     varying = {name: count for name, count in counts.items() if count.min() < count.max()}
     figure, axes = style.panels(
         footer,
@@ -158,12 +184,18 @@ def draw_residuals(points: Sequence[Point], errors: NDArray[np.float64], footer:
         some = count > 0
         ax.plot(count[some], 100 * errors[some], ".", color=_COLOUR, markersize=3, alpha=0.5)
         ax.axhline(0, color=style.INK, linewidth=0.8)
-        style.log_scale(ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max()))  # small: room for few ticks
+        style.log_scale(
+            ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max())
+        )  # small: room for few ticks
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
         ax.tick_params(labelsize=7)
     below = 0.45 / figure.get_figheight()
-    figure.supxlabel("units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below)
-    figure.supylabel("predicted ÷ measured - 1 (%)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
+    figure.supxlabel(
+        "units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below
+    )
+    figure.supylabel(
+        "predicted ÷ measured - 1 (%)", fontsize=style.LABEL_PT, color=style.INK, x=0.01
+    )
     return figure
 
 
@@ -180,7 +212,8 @@ KINDS: dict[str, tuple[Callable[[StepFeatures], bool | int], str, str]] = {
 
 
 def draw_step_times(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> Figure:
-    """Draw one point per step, predicted by coefficients fitted without its shape, with a line of equality."""
+    """Draw one point per step, predicted by coefficients fitted without its shape, with a line of
+    equality."""
     figure, [[ax]] = style.framed_with(
         footer,
         "Time of a step, predicted without its shape and measured",
@@ -205,7 +238,9 @@ def draw_step_times(points: Sequence[Point], errors: NDArray[np.float64], footer
     low, high = style.positive_range(np.concatenate([measured, predicted]) * unit.factor)
     line = np.array([low / 1.2, high * 1.2])
     ax.plot(line, line, color=style.INK, linewidth=1.0, label="equal")
-    ax.fill_between(line, line * 0.9, line * 1.1, color=style.INK, alpha=0.08, linewidth=0, label="±10 %")
+    ax.fill_between(
+        line, line * 0.9, line * 1.1, color=style.INK, alpha=0.08, linewidth=0, label="±10 %"
+    )
     for axis in (ax.xaxis, ax.yaxis):
         style.log_scale(axis, low, high)
     ax.set_xlim(*line)
@@ -219,11 +254,15 @@ FIGURES = {"predicted": draw_step_times, "residuals": draw_residuals}
 
 
 def fit_profile(finished: Finished) -> Findings:
-    """Fit the profile, and store it for simulations unless the machine was noisy or an arm failed."""
+    """Fit the profile, and store it for simulations unless the machine was noisy or an arm
+    failed."""
 
     assert finished.facts is not None, "shapes run on the engine"
     points = points_of(finished.study, finished.files)
-    errors, profile = cross_validation_errors(points), profile_from_points(finished.study, finished.facts, points)
+    errors, profile = (
+        cross_validation_errors(points),
+        profile_from_points(finished.study, finished.facts, points),
+    )
     profile.write(finished.folder / "profile.json")
     # write every fitted step with its cross-validation error
     pairs = zip(points, errors.tolist(), strict=True)
@@ -240,17 +279,27 @@ def fit_profile(finished: Finished) -> Findings:
     quality = f"{cross_validation_line(profile)} · {footer(profile)}"
     return Findings(
         summary={"fit_profile": {"profile": asdict(profile), "kept": storage_note}},
-        tables=(profile_table(profile, (storage_note, *finished.failed.values(), *filter(None, [noise]))),),
-        figures={name: partial(drawing, points, errors, quality) for name, drawing in FIGURES.items()},
+        tables=(
+            profile_table(
+                profile, (storage_note, *finished.failed.values(), *filter(None, [noise]))
+            ),
+        ),
+        figures={
+            name: partial(drawing, points, errors, quality) for name, drawing in FIGURES.items()
+        },
         caveats=tuple(filter(None, [noise])),
     )
 
 
 def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
-    """Return every step of a calibration's shapes, sorted by shape and step, with its time in each repeat."""
+    """Return every step of a calibration's shapes, sorted by shape and step, with its time in each
+    repeat."""
     shapes, points = [(arm, number) for arm in files for number in shape_numbers(study, arm)], []
     for arm, number in shapes:
-        cells = [RunCell(number, None, repeat) for repeat in range(study.analyses.compare_backends.repeats)]
+        cells = [
+            RunCell(number, None, repeat)
+            for repeat in range(study.analyses.compare_backends.repeats)
+        ]
         logs = [read_steps(files[arm].log(arm, cell)) for cell in cells]
         for index, repeats in enumerate(zip(*logs, strict=True)):
             is_same = all(step.features == repeats[0].features for step in repeats)
@@ -261,7 +310,8 @@ def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
 
 
 def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile:
-    """Fit coefficients to the points of a calibration; the profile includes errors, machine, date and commit."""
+    """Fit coefficients to the points of a calibration; the profile includes errors, machine, date
+    and commit."""
 
     errors = cross_validation_errors(points)
     magnitude = np.abs(errors)
@@ -272,7 +322,11 @@ def profile_from_points(study: Study, facts: EngineFacts, points: Sequence[Point
         device="cpu" if facts.kind == "cpu" else facts.device,
         threads=facts.threads,
         dtype=facts.dtype,
-        versions={name: version for name, version in facts.versions.items() if name in PACKAGES_OF["engine"]},
+        versions={
+            name: version
+            for name, version in facts.versions.items()
+            if name in PACKAGES_OF["engine"]
+        },
         date=datetime.now(UTC).date().isoformat(),
         commit=commit(),
         coefficients=fit(points),
@@ -299,33 +353,43 @@ Floats = NDArray[np.float64]
 def fit(points: Sequence[Point]) -> dict[str, float]:
     """Return nanoseconds per unit of every term, none below zero.
 
-    The coefficients minimise the sum of squared relative errors to the medians of steps. Then one common factor scales
-    them to the total time of all repeats: medians compare steps whatever else the machine did, but queues depend on
-    the mean, bursts included (a smearing factor: Duan, JASA 1983).
+    The coefficients minimise the sum of squared relative errors to the medians of steps. Then one
+    common factor scales them to the total time of all repeats: medians compare steps whatever else
+    the machine did, but queues depend on the mean, bursts included (a smearing factor: Duan, JASA
+    1983).
     """
     coefficients = _coefficients(_counts(points), _medians(points), _means(points))
     return dict(zip(TERMS, coefficients.tolist(), strict=True))
 
 
 def cross_validation_errors(points: Sequence[Point]) -> Floats:
-    """Return the relative error of every point, predicted / measured - 1, by a fit to all shapes but its own."""
+    """Return the relative error of every point, predicted / measured - 1, by a fit to all shapes
+    but its own."""
     counts, medians, means = _counts(points), _medians(points), _means(points)
     shape = np.array([point.step_id.shape for point in points])
     errors = np.empty(len(points))
     for test_shape in np.unique(shape):
         test, train = shape == test_shape, shape != test_shape
-        errors[test] = counts[test] @ _coefficients(counts[train], medians[train], means[train]) / means[test] - 1
+        errors[test] = (
+            counts[test] @ _coefficients(counts[train], medians[train], means[train]) / means[test]
+            - 1
+        )
     return errors
 
 
 def hull(points: Sequence[Point]) -> dict[str, tuple[int, int]]:
     """Return the least and the greatest value of every feature."""
     columns = zip(*(point.features for point in points), strict=True)
-    return {name: (min(values), max(values)) for name, values in zip(StepFeatures._fields, columns, strict=True)}
+    return {
+        name: (min(values), max(values))
+        for name, values in zip(StepFeatures._fields, columns, strict=True)
+    }
 
 
 def _counts(points: Sequence[Point]) -> Floats:
-    return np.array([[term(point.features) for term in TERMS.values()] for point in points], np.float64)
+    return np.array(
+        [[term(point.features) for term in TERMS.values()] for point in points], np.float64
+    )
 
 
 def _medians(points: Sequence[Point]) -> Floats:
@@ -337,7 +401,8 @@ def _means(points: Sequence[Point]) -> Floats:
 
 
 def _coefficients(counts: Floats, medians: Floats, means: Floats) -> Floats:
-    """Fit with rows divided by measured times, for relative errors, and columns by their maximum, for conditioning."""
+    """Fit with rows divided by measured times, for relative errors, and columns by their maximum,
+    for conditioning."""
     rows = counts / medians[:, None]
     scale = rows.max(axis=0)
     scale[scale == 0] = 1.0

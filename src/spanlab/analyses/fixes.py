@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from spanlab.build import build_placer, build_policy, build_prefill_time
-from spanlab.core.placement.rules import PLACEMENTS, PROGRESS, ArmFacts, Placer, PrefillInfo, Rule, retention
+from spanlab.core.placement.rules import (
+    PLACEMENTS,
+    PROGRESS,
+    ArmFacts,
+    Placer,
+    PrefillInfo,
+    Rule,
+    retention,
+)
 from spanlab.core.policies.block_pool import BLOCK, GroupRule, alignment_of, block_shape, blocks_of
 from spanlab.model_spec import GIB, ModelSpec
 from spanlab.offline.bound import most_reused_tokens
@@ -49,7 +57,8 @@ ORDERS = ("lru", "lru_whole_leaves")
 class SpanRules:
     """A cache of spans that match at any position.
 
-    `first`  tokens of each reused span that a repair recomputes; `share` is the recomputed share of the other tokens
+    `first`  tokens of each reused span that a repair recomputes; `share` is the recomputed share of
+             the other tokens
     """
 
     capacity_tokens: float
@@ -61,23 +70,34 @@ Rules = CacheRules | SpanRules | None  # None: nothing is stored
 
 
 def rules_of(study: Study, name: str, longest: int) -> Rules:
-    """Return an arm's rules for prompts of at most `longest` tokens; ValueError if a replay cannot express them."""
+    """Return an arm's rules for prompts of at most `longest` tokens; ValueError if a replay cannot
+    express them."""
     arm, model = study.arms[name], study.model
     if not arm.keep:
         return None
     if arm.policy_name not in PREFIX_POLICIES:
-        raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
+        raise ValueError(
+            f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool"
+        )
     if not arm.passages.are_default:
-        raise ValueError(f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order")
+        raise ValueError(
+            f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order"
+        )
     if arm.eviction not in ORDERS:
         raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
     if arm.spans is not None:
         capacity = capacity_of(study)
         spans, repair = arm.spans, arm.spans.repair
-        supported = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
+        supported = (
+            spans.provenance == "isolated"
+            and spans.sharing == "canonical"
+            and repair.kind in ("none", "first")
+        )
         if not supported or model.is_hybrid:
             setting = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
-            raise ValueError(f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone")
+            raise ValueError(
+                f"{setting}: expected strategy pic or lego_link, and a model of attention layers alone"
+            )
         first = repair.k if repair.kind == "first" else 0
         assert first is not None, "a repair of the first tokens says how many"
         return SpanRules(capacity / model.kv_bytes_per_token, first)
@@ -89,32 +109,44 @@ def capacity_of(study: Study) -> int:
     for key in ("kv_gib", "state_gib", "state_ratio", "entries"):
         value = getattr(study.store, key)
         if value is not None:
-            raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
+            raise ValueError(
+                f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all"
+            )
     return study.store.budget.total_bytes
 
 
 def _pool(study: Study, name: str) -> CacheRules:
-    """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
+    """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for
+    states."""
     pool, model = study.arms[name].pool, study.model
     assert pool is not None, "called for arms with a pool"
     if pool.retention != 0 and (model.is_hybrid or model.has_windows):
-        raise ValueError(f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0")
+        raise ValueError(
+            f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0"
+        )
     return pool_rules(model, capacity_of(study), pool.block_size)
 
 
 def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:
-    """Return the rules of a pool with blocks of `block_size` tokens; None: vLLM's block size for the model."""
+    """Return the rules of a pool with blocks of `block_size` tokens; None: vLLM's block size for
+    the model."""
     shape = block_shape(model, model.kv_bytes_per_token, block_size)
     full = [rule for rule in shape.layout if rule.kind == "full"]
     if not full:
-        raise ValueError(f"model.name={model.name} with analyses=explain: expected a layer that reads all tokens")
+        raise ValueError(
+            f"model.name={model.name} with analyses=explain: expected a layer that reads all tokens"
+        )
     capacity_bytes = shape.pool(capacity).num_blocks * shape.block_bytes
     rules = CacheRules(shape.size, len(full) * shape.block_bytes, capacity_bytes, pooled=True)
     # what a prefix needs at its end: a state of each group, or the blocks of its window
     ends = sum(_blocks_at_end(rule) for rule in shape.layout)
     unit = alignment_of(shape.layout)
     placer = retention(facts=ArmFacts(unit, unit, 0, 0))
-    return replace(rules, state_bytes=ends * shape.block_bytes, unit=unit, placer=placer) if ends else rules
+    return (
+        replace(rules, state_bytes=ends * shape.block_bytes, unit=unit, placer=placer)
+        if ends
+        else rules
+    )
 
 
 def _blocks_at_end(rule: GroupRule) -> int:
@@ -129,12 +161,20 @@ def _tree(study: Study, name: str, longest: int) -> CacheRules:
     if not model.is_hybrid:
         return rules
     # placements of states that depend on more than lengths of prompts
-    kinds = [kind for kind in (arm.placement.kind, *arm.placement.also) if kind in PLACEMENTS.needing(PROGRESS)]
+    kinds = [
+        kind
+        for kind in (arm.placement.kind, *arm.placement.also)
+        if kind in PLACEMENTS.needing(PROGRESS)
+    ]
     if kinds:
-        raise ValueError(f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone")
+        raise ValueError(
+            f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone"
+        )
     for key, usual in (("recovery", "recompute"), ("state_format", "native")):
         if getattr(arm, key) != usual:
-            raise ValueError(f"arms.{name}.{key}={getattr(arm, key)} with analyses=explain: expected {usual}")
+            raise ValueError(
+                f"arms.{name}.{key}={getattr(arm, key)} with analyses=explain: expected {usual}"
+            )
     if arm.cache.states_per_path is not None:
         setting = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
         raise ValueError(f"{setting} with analyses=explain: expected null")
@@ -193,17 +233,23 @@ class Facts:
         # the end of the first span of each prompt that has several: the end of a system prompt
         log = self.log
         begins = np.append(np.flatnonzero(log.opens), len(log.opens))
-        second = begins[np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)]
+        second = begins[
+            np.minimum(np.searchsorted(begins, log.starts[:-1], side="right"), len(begins) - 1)
+        ]
         ends, stops = np.minimum(second, log.starts[1:]).tolist(), log.starts[1:].tolist()
         first = zip(log.starts[:-1].tolist(), ends, stops, strict=True)
-        first_spans = [(int(log.lengths[start:end].sum()),) if end < stop else () for start, end, stop in first]
+        first_spans = [
+            (int(log.lengths[start:end].sum()),) if end < stop else () for start, end, stop in first
+        ]
         return ReplayRequests(self.paths, outputs, first_spans, self.log.arrived_ns)
 
     @cached_property
     def reordered(self) -> ReplayRequests:
         """The requests with passages in the order in which they are cached."""
         return ReplayRequests(
-            in_cached_order(self.contents).paths(), self.in_logged_order.output_lens, self.in_logged_order.boundaries
+            in_cached_order(self.contents).paths(),
+            self.in_logged_order.output_lens,
+            self.in_logged_order.boundaries,
         )
 
     @property
@@ -217,14 +263,20 @@ class Facts:
         return self.log.ids == Ids.CONTENT
 
     def reused(self, rules: Rules) -> ReplayResult:
-        """Return reused tokens of an arm by request, and the causes to which the others were lost."""
+        """Return reused tokens of an arm by request, and the causes to which the others were
+        lost."""
         if rules is None:
             nothing = np.zeros(self.paths.requests, dtype=np.int64)
             return ReplayResult(nothing, {"never_stored": self.paths.prompt_tokens})
-        return self._replay_spans(rules) if isinstance(rules, SpanRules) else replay(self.in_logged_order, rules)
+        return (
+            self._replay_spans(rules)
+            if isinstance(rules, SpanRules)
+            else replay(self.in_logged_order, rules)
+        )
 
     def _replay_spans(self, rules: SpanRules) -> ReplayResult:
-        """Return reuse of spans at any position; tokens that an infinite cache would miss count as never seen."""
+        """Return reuse of spans at any position; tokens that an infinite cache would miss count as
+        never seen."""
         spans, n = self.spans, self.paths.requests
         matched, matched_unlimited = spans.reused(rules.capacity_tokens), spans.reused(np.inf)
         reused = spans.repaired(matched, rules.first, rules.share)
@@ -233,17 +285,27 @@ class Facts:
         def by_request(values: Ints) -> Ints:
             return np.bincount(spans.request, values, n).astype(np.int64)
 
-        lost = {"never_seen": never_seen, "kv_evicted": matched_unlimited - matched, "repair": matched - reused}
-        return ReplayResult(by_request(reused), {cause: by_request(values) for cause, values in lost.items()})
+        lost = {
+            "never_seen": never_seen,
+            "kv_evicted": matched_unlimited - matched,
+            "repair": matched - reused,
+        }
+        return ReplayResult(
+            by_request(reused), {cause: by_request(values) for cause, values in lost.items()}
+        )
 
     def offline_optimum(self, rules: CacheRules) -> int:
-        """Return the most tokens that a cache of these blocks and memory can reuse if states take no memory."""
+        """Return the most tokens that a cache of these blocks and memory can reuse if states take
+        no memory."""
         n = self.paths.requests
         order = np.arange(n)
         reuses = find_reuses(
-            self.paths.forest(rules.block), ServiceOrder(order, order, order, np.ones(n, dtype=np.bool_))
+            self.paths.forest(rules.block),
+            ServiceOrder(order, order, order, np.ones(n, dtype=np.bool_)),
         )
-        capacity_tokens = rules.capacity_bytes // rules.block_bytes * rules.block - reuses.prompt_tokens
+        capacity_tokens = (
+            rules.capacity_bytes // rules.block_bytes * rules.block - reuses.prompt_tokens
+        )
         return most_reused_tokens(reuses, capacity_tokens)
 
 
@@ -271,19 +333,28 @@ class Curve:
     def tokens(self, size: float) -> int:
         """Return the tokens that a cache of `size` blocks reuses."""
         blocks_found = self.distances.resident_blocks(size)
-        if self.from_log:  # ids match as a whole, also the last block of a prompt, which may have fewer tokens
+        if (
+            self.from_log
+        ):  # ids match as a whole, also the last block of a prompt, which may have fewer tokens
             complete = blocks_found == self.distances.blocks
-            return int(np.where(complete, self.paths.tokens[self.paths.nodes], blocks_found * self.block).sum())
+            return int(
+                np.where(
+                    complete, self.paths.tokens[self.paths.nodes], blocks_found * self.block
+                ).sum()
+            )
         most = (self.paths.prompt_tokens - 1) // self.block * self.block
         return int(np.minimum(self.paths.per_request(blocks_found) * self.block, most).sum())
 
 
 def curve_of(facts: Facts, block: int) -> Curve:
-    """Return the curve over blocks of the log, or over blocks of `block` tokens where the log has none."""
+    """Return the curve over blocks of the log, or over blocks of `block` tokens where the log has
+    none."""
     paths, from_log = facts.paths, facts.log.block is not None
     weights = paths.pieces if from_log else paths.blocks(block)
     private = np.zeros(paths.requests, dtype=np.int64)
-    return Curve(stack_distances(paths, weights, private), paths, facts.log.block or block, from_log)
+    return Curve(
+        stack_distances(paths, weights, private), paths, facts.log.block or block, from_log
+    )
 
 
 def rates(replayed: ReplayResult, prompt: Ints) -> dict[str, Any]:
@@ -300,7 +371,9 @@ def rates(replayed: ReplayResult, prompt: Ints) -> dict[str, Any]:
         "request_hit_rate": float((replayed.reused > 0).mean()),
         "reused_tokens": int(replayed.reused.sum()),
         "states": replayed.states,
-        "lost_by_cause": {cause: int(values.sum()) for cause, values in replayed.lost.items() if values.any()},
+        "lost_by_cause": {
+            cause: int(values.sum()) for cause, values in replayed.lost.items() if values.any()
+        },
     }
 
 
@@ -323,11 +396,13 @@ class Fix:
     `extra_gib`  memory that it needs in addition to the store
     `says`       description of the change; `caution` describes side effects
     `is_bound`   an upper bound that no real change reaches
-    `settings`   overrides of this study that make the change; empty where no setting of one device does
+    `settings`   overrides of this study that make the change; empty where no setting of one device
+                 does
     `fits`       whether one device holds the memory
     `saved_tokens`  prompt tokens that need no computation any more, negative where more do
     `prompt_tokens`, `reused_tokens`  of all prompts, which a mend may change
-    `prefill_s`  mean prefill time of a prompt by the study's timing model; None if not only its end is computed
+    `prefill_s`  mean prefill time of a prompt by the study's timing model; None if not only its end
+                 is computed
     """
 
     name: str
@@ -378,19 +453,28 @@ class ExplainedArm:
     @cached_property
     def _prefill_steps(self) -> PrefillTime:
         return build_prefill_time(
-            self.study, build_policy(self.study, self.study.arms[self.study.runs.baseline], 0, 1), self.study.batch
+            self.study,
+            build_policy(self.study, self.study.arms[self.study.runs.baseline], 0, 1),
+            self.study.batch,
         )
 
     def mean_prefill_s(self, prompt: Ints, reused: Ints) -> float:
-        """Return the mean prefill time of prompts whose beginnings are reused, while nothing else runs.
+        """Return the mean prefill time of prompts whose beginnings are reused, while nothing else
+        runs.
 
         It is over `MOST_TIMED` prompts at equal distances, by the study's timing model.
         """
         timed = np.arange(0, len(prompt), max(1, len(prompt) // MOST_TIMED))[:MOST_TIMED]
         pairs = zip(reused[timed].tolist(), prompt[timed].tolist(), strict=True)
-        return sum(sum(self._prefill_steps(start, stop)) for start, stop in pairs if stop > start) * 1e-9 / len(timed)
+        return (
+            sum(sum(self._prefill_steps(start, stop)) for start, stop in pairs if stop > start)
+            * 1e-9
+            / len(timed)
+        )
 
-    def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
+    def fix(
+        self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = ""
+    ) -> Fix:
         """Return a fix from the tokens that it reuses."""
         total = self.facts.prompt_tokens
         rate = tokens / total
@@ -399,10 +483,15 @@ class ExplainedArm:
         fix = Fix(name, says, rate, rate - self.rate, gib, caution, saved_tokens=saved)
         return replace(fix, prompt_tokens=total, reused_tokens=round(tokens))
 
-    def prefix_fix(self, name: str, says: str, reused: Ints, extra_bytes: float = 0, caution: str = "") -> Fix:
-        """Return a fix from the beginning of each prompt that it reuses, with the prefill time of the rest."""
+    def prefix_fix(
+        self, name: str, says: str, reused: Ints, extra_bytes: float = 0, caution: str = ""
+    ) -> Fix:
+        """Return a fix from the beginning of each prompt that it reuses, with the prefill time of
+        the rest."""
         prefill = self.mean_prefill_s(self.facts.paths.prompt_tokens, reused)
-        return replace(self.fix(name, says, int(reused.sum()), extra_bytes, caution), prefill_s=prefill)
+        return replace(
+            self.fix(name, says, int(reused.sum()), extra_bytes, caution), prefill_s=prefill
+        )
 
     def replayed(self, rules: CacheRules) -> Ints:
         """Return the tokens of each prompt that other rules reuse."""
@@ -410,17 +499,27 @@ class ExplainedArm:
 
 
 def ranked_fixes(explained: ExplainedArm, mends: Sequence[Fix] = ()) -> list[Fix]:
-    """Return fixes and mends that help, first without memory by gain, then by gain per byte; then the others.
+    """Return fixes and mends that help, first without memory by gain, then by gain per byte; then
+    the others.
 
-    Memory that one device does not hold follows all that it does, then bounds, then fixes that do not help.
+    Memory that one device does not hold follows all that it does, then bounds, then fixes that do
+    not help.
     """
     generators = (_arms, _eviction, _blocks, _checkpoints, _order, _anywhere, _memory)
-    return sorted([*mends, *(fix for generate in generators for fix in generate(explained))], key=_rank)
+    return sorted(
+        [*mends, *(fix for generate in generators for fix in generate(explained))], key=_rank
+    )
 
 
 def _rank(fix: Fix) -> tuple[bool, bool, bool, bool, float]:
     per_gib = fix.gain_per_gib
-    return not fix.helps, fix.is_bound, not fix.fits, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
+    return (
+        not fix.helps,
+        fix.is_bound,
+        not fix.fits,
+        per_gib is not None,
+        -(fix.gain if per_gib is None else per_gib),
+    )
 
 
 def _arms(arm: ExplainedArm) -> Iterator[Fix]:
@@ -428,26 +527,42 @@ def _arms(arm: ExplainedArm) -> Iterator[Fix]:
     for name, reused in arm.other_reused.items():
         says, is_prefix = f"cache as {name} does", arm.study.arms[name].spans is None
         fix = (
-            arm.prefix_fix(f"as_{name}", says, reused) if is_prefix else arm.fix(f"as_{name}", says, int(reused.sum()))
+            arm.prefix_fix(f"as_{name}", says, reused)
+            if is_prefix
+            else arm.fix(f"as_{name}", says, int(reused.sum()))
         )
         yield replace(fix, settings=(f"baseline={name}",))
 
 
 def _memory(arm: ExplainedArm) -> Iterator[Fix]:
-    """Yield larger memories: multiples, all that one device holds, and the size that holds every reusable block."""
+    """Yield larger memories: multiples, all that one device holds, and the size that holds every
+    reusable block."""
     store_gib, room = arm.study.store.total_gib, room_gib(arm.study)
     if store_gib is None:
         return
     around = store_gib * GIB - arm.rules.capacity_bytes  # bytes of the store that hold no entry
     sufficient = rounded_up((_sufficient_bytes(arm) + around) / GIB)
-    sizes = {f"times_{times}": (times * store_gib, f"{times} times the memory, ") for times in MEMORIES}
+    sizes = {
+        f"times_{times}": (times * store_gib, f"{times} times the memory, ") for times in MEMORIES
+    }
     if room is not None and room not in [size for size, _ in sizes.values()]:
-        sizes["of_device"] = room, f"all that one {arm.study.hardware.name} holds beside the weights, "
-    smaller = {name: (size, says) for name, (size, says) in sizes.items() if store_gib < size < sufficient}
-    everything = {"for_all": (sufficient, "every reusable block is held, ")} if store_gib < sufficient else {}
+        sizes["of_device"] = (
+            room,
+            f"all that one {arm.study.hardware.name} holds beside the weights, ",
+        )
+    smaller = {
+        name: (size, says) for name, (size, says) in sizes.items() if store_gib < size < sufficient
+    }
+    everything = (
+        {"for_all": (sufficient, "every reusable block is held, ")}
+        if store_gib < sufficient
+        else {}
+    )
     for name, (size, says) in (smaller | everything).items():
         reused = arm.replayed(replace(arm.rules, capacity_bytes=math.ceil(size * GIB - around)))
-        fix = arm.prefix_fix(f"memory_{name}", f"{says}{_gib(size)} GiB", reused, (size - store_gib) * GIB)
+        fix = arm.prefix_fix(
+            f"memory_{name}", f"{says}{_gib(size)} GiB", reused, (size - store_gib) * GIB
+        )
         if room is None or size <= room:
             yield replace(fix, settings=(f"store.total_gib={size!r}",))
         else:
@@ -460,12 +575,16 @@ def _gib(size: float) -> str:
 
 
 def _sufficient_bytes(arm: ExplainedArm) -> int:
-    """Return the bytes with which every reusable block is found; with states, bytes of all blocks and states."""
+    """Return the bytes with which every reusable block is found; with states, bytes of all blocks
+    and states."""
     rules, paths = arm.rules, arm.facts.paths
     lengths = paths.prompt_tokens, arm.facts.in_logged_order.output_lens
     outputs, passing = rules.output_blocks(*lengths), int(rules.transient_bytes(*lengths).max())
     if rules.placer is None:
-        return stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes + passing
+        return (
+            stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes
+            + passing
+        )
     blocks = int(paths.blocks(rules.block).sum() + outputs.sum())
     return passing + blocks * rules.block_bytes + 2 * paths.requests * rules.state_bytes
 
@@ -474,7 +593,12 @@ def _eviction(arm: ExplainedArm) -> Iterator[Fix]:
     """Yield the optimal eviction order, which has perfect foresight."""
     tokens = arm.offline_optimum
     states = "" if arm.rules.placer is None else ", with states that take no memory"
-    fix = arm.fix("eviction_optimum", f"the best eviction order there can be{states}", tokens, caution=UNREACHED)
+    fix = arm.fix(
+        "eviction_optimum",
+        f"the best eviction order there can be{states}",
+        tokens,
+        caution=UNREACHED,
+    )
     yield replace(fix, is_bound=True)
 
 
@@ -487,7 +611,9 @@ def _blocks(arm: ExplainedArm) -> Iterator[Fix]:
     for size in BLOCKS:
         if size != arm.rules.block and size >= min(least, arm.rules.block):
             reused = arm.replayed(replace(arm.rules, block=size, block_bytes=size * per_token))
-            yield arm.prefix_fix(f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", reused)
+            yield arm.prefix_fix(
+                f"block_{size}", f"blocks of {size} token{'s' * (size > 1)}", reused
+            )
 
 
 def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
@@ -500,12 +626,18 @@ def _checkpoints(arm: ExplainedArm) -> Iterator[Fix]:
     model, size = arm.study.model, min(BLOCK, arm.rules.block)
     unit = max(model.grid, size)
     finer = replace(
-        arm.rules, block=size, block_bytes=size * model.kv_bytes_per_token, state_bytes=model.state_bytes, unit=unit
+        arm.rules,
+        block=size,
+        block_bytes=size * model.kv_bytes_per_token,
+        state_bytes=model.state_bytes,
+        unit=unit,
     )
     if finer.unit < arm.rules.unit:
         for name, (says, rule) in _placements(finer).items():
             reused = arm.replayed(replace(finer, placer=rule))
-            yield arm.prefix_fix(f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", reused)
+            yield arm.prefix_fix(
+                f"states_{name}_{finer.unit}", f"{says}, on a grid of {finer.unit} tokens", reused
+            )
 
 
 def _placements(rules: CacheRules) -> dict[str, tuple[str, Placer]]:
@@ -519,7 +651,10 @@ def _placements(rules: CacheRules) -> dict[str, tuple[str, Placer]]:
 
     every = max(unit, 2048 // unit * unit)
     return {
-        "last": ("a state at the prompt's last boundary alone", Rule(lambda prefill: (last(prefill),))),
+        "last": (
+            "a state at the prompt's last boundary alone",
+            Rule(lambda prefill: (last(prefill),)),
+        ),
         "last_and_branch": (
             "states at the last boundary, and where prompts part once it is stored",
             retention(facts=ArmFacts(unit, unit, 0, 0)),
@@ -546,11 +681,14 @@ def _order(arm: ExplainedArm) -> Iterator[Fix]:
         return
     reused = replay(arm.facts.reordered, arm.rules).reused
     says = "passages in the order in which they are cached"
-    yield arm.prefix_fix("cached_order", says, reused, caution="changes the order of passages that a model reads")
+    yield arm.prefix_fix(
+        "cached_order", says, reused, caution="changes the order of passages that a model reads"
+    )
 
 
 def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rewrite]]:
-    """Return the mends that change prompts, each with the replay of the mended log; `classes` are those of its breaks.
+    """Return the mends that change prompts, each with the replay of the mended log; `classes` are
+    those of its breaks.
 
     The last one is all of `TOGETHER` that change prompts, if they are several.
     """
@@ -558,7 +696,11 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
     if log.source is None or not log.source.has_prompts:
         return []
     survey = Survey.of(log.source.prompts)
-    tried = {name: mend for name, mend in MENDS.items() if not mend.classes or mend.classes & set(classes)}
+    tried = {
+        name: mend
+        for name, mend in MENDS.items()
+        if not mend.classes or mend.classes & set(classes)
+    }
 
     def made() -> tuple[dict[str, Rewrite], Together]:
         rewrites = {name: mend.make(survey) for name, mend in tried.items()}
@@ -576,7 +718,10 @@ def mends_of(arm: ExplainedArm, classes: Collection[str]) -> list[tuple[Fix, Rew
     if len(effective) > 1:
         says["all_mends"] = f"all of {', '.join(effective)}"
     again, _ = made()  # a mend that remembers earlier prompts begins anew where the log is written
-    return [(_mended(arm, name, sentence, changed.pop(name).build()), again[name]) for name, sentence in says.items()]
+    return [
+        (_mended(arm, name, sentence, changed.pop(name).build()), again[name])
+        for name, sentence in says.items()
+    ]
 
 
 def _mended(arm: ExplainedArm, name: str, says: str, log: Log) -> Fix:
@@ -630,13 +775,23 @@ def verdict(explained: ExplainedArm, fixes: list[Fix], prefix: float) -> str:
     if helpful:
         first = helpful[0]
         best = max((fix for fix in helpful if fix.fits == first.fits), key=lambda fix: fix.gain)
-        largest = "" if best is first else f"; the most comes from {best.name}: +{100 * best.gain:.1f} points"
-        memory = f" for {_gib(first.extra_gib)} GiB more" if first.extra_gib else " in the same memory"
+        largest = (
+            ""
+            if best is first
+            else f"; the most comes from {best.name}: +{100 * best.gain:.1f} points"
+        )
+        memory = (
+            f" for {_gib(first.extra_gib)} GiB more" if first.extra_gib else " in the same memory"
+        )
         beyond = max(helpful, key=lambda fix: fix.gain)
         if not first.fits:
             limit = f"; {first.caution}"
         else:
-            limit = "" if beyond.fits else f"; more memory gains +{100 * beyond.gain:.1f} points with tiers or replicas"
+            limit = (
+                ""
+                if beyond.fits
+                else f"; more memory gains +{100 * beyond.gain:.1f} points with tiers or replicas"
+            )
         return f"first {first.says}: +{100 * first.gain:.1f} points{memory}{largest}{limit}"
     if prefix < LEAST_GAIN:
         why = f"prompts share {100 * prefix:.1f} % of their tokens as prefixes"

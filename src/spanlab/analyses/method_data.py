@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.report.table import Ends
-from spanlab.stats import POSITIVE, SHARE, Floats, Groups, Interval, Kind, interval_of_ratio, mean_interval, separated
+from spanlab.stats import (
+    POSITIVE,
+    SHARE,
+    Floats,
+    Groups,
+    Interval,
+    Kind,
+    interval_of_ratio,
+    mean_interval,
+    separated,
+)
 
 # ------------------------------------------------------------------------------
 # Quality of each arm's answers, paired by question: gold loss, benefit of the context,
@@ -24,14 +34,17 @@ MethodScore = dict[str, Any]
 
 @dataclass(frozen=True)
 class ArmAnswers:
-    """One arm's answers to the questions of a study, in one order for all arms; arrays of shape (questions,).
+    """One arm's answers to the questions of a study, in one order for all arms; arrays of shape
+    (questions,).
 
     `ttft_s`      time to first token, seconds
     `prompt`      prompt tokens
     `computed`    computed prompt tokens
-    `scores`      of the gold answer, by name, means over its tokens: `nll`, `kl`, `top1`; empty where not scored
-    `right`       by name: `exact`, `f1` and `choice` of the answer that the arm generated; where answers are scored,
-                  `likeliest`: whether the right option is the likeliest; NaN where there are no options
+    `scores`      of the gold answer, by name, means over its tokens: `nll`, `kl`, `top1`; empty
+                  where not scored
+    `right`       by name: `exact`, `f1` and `choice` of the answer that the arm generated; where
+                  answers are scored, `likeliest`: whether the right option is the likeliest; NaN
+                  where there are no options
     `peak_bytes`  largest number of bytes in the cache
     """
 
@@ -61,21 +74,26 @@ class References:
     groups: Groups
 
     def shown(self, change: Interval) -> bool:
-        """Return whether a change of gold loss is shown: its interval excludes zero, and its mean exceeds the floor."""
+        """Return whether a change of gold loss is shown: its interval excludes zero, and its mean
+        exceeds the floor."""
         noise = np.abs(self.floor.scores["nll"] - self.baseline.scores["nll"]).max()
         return separated(change) and abs(change.mean) > float(noise)
 
 
 def method_entry(arm: ArmAnswers, references: References) -> MethodScore:
-    """Return means of one arm with 95 % intervals as {mean, low, high}; None where a measure does not apply.
+    """Return means of one arm with 95 % intervals as {mean, low, high}; None where a measure does
+    not apply.
 
-    `gold_loss_change`  gold loss minus the baseline's, question by question, and whether that is `shown`; None for the
-                        baseline itself
-    `speedup`           summed TTFT of the baseline ÷ the arm's; `bound` is the ratio of the tokens that they computed
+    `gold_loss_change`  gold loss minus the baseline's, question by question, and whether that is
+                        `shown`; None for the baseline itself
+    `speedup`           summed TTFT of the baseline ÷ the arm's; `bound` is the ratio of the tokens
+                        that they computed
     """
     mean = partial(_mean_of_known, groups=references.groups)
     change = (
-        None if arm is references.baseline or not arm.scores else _change(arm, references.baseline, references.groups)
+        None
+        if arm is references.baseline or not arm.scores
+        else _change(arm, references.baseline, references.groups)
     )
     speedup = None if arm is references.baseline else _speedup(arm, references)
     benefit = benefit_kept(arm, references)
@@ -93,15 +111,19 @@ def method_entry(arm: ArmAnswers, references: References) -> MethodScore:
         "shown": None if change is None else references.shown(change),
         "speedup": speedup and speedup._asdict(),
         "bound": float(references.baseline.computed.sum() / arm.computed.sum()),
-        **{name: mean(arm.right.get(name), kind=SHARE) for name in ("exact", "f1", "choice", "likeliest")},
+        **{
+            name: mean(arm.right.get(name), kind=SHARE)
+            for name in ("exact", "f1", "choice", "likeliest")
+        },
     }
 
 
 def benefit_kept(arm: ArmAnswers, references: References) -> Interval | None:
     """Return the share of the context's benefit that an arm keeps: (L₀ − L) ÷ (L₀ − L*).
 
-    L₀ is the gold loss without passages, L the arm's, L* that of the baseline; means are over the same questions. None
-    where no arm has prompts without passages, and where the interval of the benefit L₀ − L* includes zero.
+    L₀ is the gold loss without passages, L the arm's, L* that of the baseline; means are over the
+    same questions. None where no arm has prompts without passages, and where the interval of the
+    benefit L₀ − L* includes zero.
     """
     if references.without is None or not arm.scores:
         return None
@@ -112,16 +134,21 @@ def benefit_kept(arm: ArmAnswers, references: References) -> Interval | None:
     return interval_of_ratio(without - arm.scores["nll"], benefit, references.groups)
 
 
-def loss_by(arm: ArmAnswers, bucket: NDArray[np.str_], groups: Groups) -> dict[str, dict[str, float | None]]:
+def loss_by(
+    arm: ArmAnswers, bucket: NDArray[np.str_], groups: Groups
+) -> dict[str, dict[str, float | None]]:
     """Return the gold loss of the questions of each bucket, in order of the bucket names."""
     return {
-        str(name): mean_interval(arm.scores["nll"][bucket == name], groups[bucket == name], POSITIVE)._asdict()
+        str(name): mean_interval(
+            arm.scores["nll"][bucket == name], groups[bucket == name], POSITIVE
+        )._asdict()
         for name in np.unique(bucket)
     }
 
 
 def floor_entry(references: References) -> MethodScore:
-    """Return the scores of the noise floor, as in `method_entry`; empty where answers are not scored."""
+    """Return the scores of the noise floor, as in `method_entry`; empty where answers are not
+    scored."""
     floor = references.floor
     if not floor.scores:
         return {}
@@ -135,12 +162,18 @@ def floor_entry(references: References) -> MethodScore:
 
 
 def pair_changes(arms: list[ArmAnswers], references: References) -> list[MethodScore]:
-    """Return the gold loss of the second arm minus that of the first for every pair, and whether it is shown."""
+    """Return the gold loss of the second arm minus that of the first for every pair, and whether it
+    is shown."""
     entries = []
     for first, second in combinations(arms, 2):
         change = _change(second, first, references.groups)
         entries.append(
-            {"first": first.arm, "second": second.arm, **change._asdict(), "shown": references.shown(change)}
+            {
+                "first": first.arm,
+                "second": second.arm,
+                **change._asdict(),
+                "shown": references.shown(change),
+            }
         )
     return entries
 
@@ -153,7 +186,9 @@ def _speedup(arm: ArmAnswers, references: References) -> Interval:
     return interval_of_ratio(references.baseline.ttft_s, arm.ttft_s, references.groups, POSITIVE)
 
 
-def _mean_of_known(values: Floats | None, groups: Groups, kind: Kind = POSITIVE) -> dict[str, float | None] | None:
+def _mean_of_known(
+    values: Floats | None, groups: Groups, kind: Kind = POSITIVE
+) -> dict[str, float | None] | None:
     """Return the mean over the questions with a value; None where none has one."""
     if values is None or np.isnan(values).all():
         return None
@@ -192,7 +227,9 @@ class MethodData:
     def views(self) -> tuple[str, ...]:
         """The arms that are no methods of reuse: the baseline, and arms with other prompts."""
         return tuple(
-            name for name in (self.baseline, self.without, self.gold_only) if name is not None and name in self.entries
+            name
+            for name in (self.baseline, self.without, self.gold_only)
+            if name is not None and name in self.entries
         )
 
     @property
@@ -208,10 +245,13 @@ def ends(estimate: Mapping[str, float | None]) -> Ends | None:
 
 
 def budgets(methods: dict[str, MethodEntry]) -> dict[str, Line]:
-    """Group arms by method, fewest computed tokens first: lego_link_4 and lego_link_16 are budgets of one method."""
+    """Group arms by method, fewest computed tokens first: lego_link_4 and lego_link_16 are budgets
+    of one method."""
     named = sorted((name.rpartition("_"), entry) for name, entry in methods.items())
     lines: dict[str, Line] = {}
-    for method, group in groupby((item for item in named if item[0][2].isdigit()), key=lambda item: item[0][0]):
+    for method, group in groupby(
+        (item for item in named if item[0][2].isdigit()), key=lambda item: item[0][0]
+    ):
         line = [(budget, entry) for (_, _, budget), entry in group]
         if len(line) > 1:
             lines[method] = sorted(line, key=lambda item: item[1]["computed_tokens"]["mean"])

@@ -1,4 +1,5 @@
-"""The analysis `methods`: speed, bytes and answers of every arm against full recompute, paired by question."""
+"""The analysis `methods`: speed, bytes and answers of every arm against full recompute, paired by
+question."""
 
 from __future__ import annotations
 
@@ -49,7 +50,15 @@ from spanlab.report.table import (
     with_ends,
     word,
 )
-from spanlab.settings.analyses import ANALYSES, FLOOR, LABELS, MEASURED, REPEAT, Analysis, MethodSettings
+from spanlab.settings.analyses import (
+    ANALYSES,
+    FLOOR,
+    LABELS,
+    MEASURED,
+    REPEAT,
+    Analysis,
+    MethodSettings,
+)
 from spanlab.settings.study import Study
 from spanlab.stats import Floats, Groups, describe_few
 from spanlab.study.bounds import family
@@ -80,7 +89,9 @@ if TYPE_CHECKING:
 SCORES = ("nll", "kl", "top1")
 
 
-def read_answers(finished: Finished, questions: Sequence[Request], arm: str, files: ArmFiles) -> ArmAnswers:
+def read_answers(
+    finished: Finished, questions: Sequence[Request], arm: str, files: ArmFiles
+) -> ArmAnswers:
     """Return one arm's answers to the requests `questions`, under the study's first seed."""
     study = finished.study
     cell = run_cells(study, arm)[0]
@@ -88,13 +99,20 @@ def read_answers(finished: Finished, questions: Sequence[Request], arm: str, fil
     columns = select(columns, at_rate(columns, cell.rate_rps) & (columns["seed"] == cell.seed))
     row_of = {number: index for index, number in enumerate(columns["request_id"].tolist())}
     rows = np.array([row_of[request.id] for request in questions], np.int64)
-    (run,) = [run for run in files.finished() if run["seed"] == cell.seed and run["rate_rps"] == cell.rate_rps]
+    (run,) = [
+        run
+        for run in files.finished()
+        if run["seed"] == cell.seed and run["rate_rps"] == cell.rate_rps
+    ]
     outputs_path = files.outputs(arm, cell)
     scored = study.engine.record == "scores"
     scores: dict[str, Floats] = {}
     if scored:
         by_request = read_scores(outputs_path)
-        scores = {name: np.array([by_request[request.id][name] for request in questions]) for name in SCORES}
+        scores = {
+            name: np.array([by_request[request.id][name] for request in questions])
+            for name in SCORES
+        }
         options = read_options(outputs_path)
         wrong = [min(options.get(request.id, ()), default=np.nan) for request in questions]
         right = {"likeliest": np.where(np.isnan(wrong), np.nan, scores["nll"] < wrong)}
@@ -113,7 +131,8 @@ def read_answers(finished: Finished, questions: Sequence[Request], arm: str, fil
 
 
 def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, NDArray[np.str_]]:
-    """Return buckets of the questions by covariate: task, place of the gold passage, thirds of its length."""
+    """Return buckets of the questions by covariate: task, place of the gold passage, thirds of its
+    length."""
     ids = [request.id for request in questions]
     labels = {name: np.array(values)[ids] for name, values in workload.labels.items()}
     buckets = {}
@@ -130,7 +149,9 @@ def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, ND
         ends = np.unique(np.quantile(lengths, (1 / 3, 2 / 3)).astype(int))
         third = np.searchsorted(ends, lengths)
         members = [lengths[third == number] for number in range(len(ends) + 1)]
-        names = np.array([f"{values.min():,} to {values.max():,}" if len(values) else "" for values in members])
+        names = np.array(
+            [f"{values.min():,} to {values.max():,}" if len(values) else "" for values in members]
+        )
         buckets["tokens of the gold passage"] = names[third]
     return buckets
 
@@ -155,7 +176,8 @@ def _right(finished: Finished, questions: Sequence[Request], outputs: Outputs) -
 
 
 def choice_score(text: str, gold: str, options: Sequence[str]) -> float:
-    """Return 1 where the right option alone has the highest token F1 with the answer, else 0; NaN without options."""
+    """Return 1 where the right option alone has the highest token F1 with the answer, else 0; NaN
+    without options."""
     if len(options) < 2:
         return float("nan")
     scores = {option: token_f1(text, option) for option in options}
@@ -180,21 +202,34 @@ _BENEFIT = "benefit kept = (loss of {without} − loss of the arm) ÷ (loss of {
 
 
 def methods_table(data: MethodData) -> Table:
-    """Return one row per arm, and the floor below; columns without any value are in CSV and the tracker only."""
+    """Return one row per arm, and the floor below; columns without any value are in CSV and the
+    tracker only."""
     unmeasured = dict.fromkeys(data.entries[data.baseline])
     entries = {**data.entries, **({"floor": {**unmeasured, **data.floor}} if data.floor else {})}
     rows = [{"arm": name, **entry} for name, entry in entries.items()]
-    fields = (Field("arm", "arm", word, left=True), *(replace(field, empty=(None,)) for field in _FIELDS))
-    return tabulate("methods", "Speed, bytes and answers of every method", fields, rows, _notes(data))
+    fields = (
+        Field("arm", "arm", word, left=True),
+        *(replace(field, empty=(None,)) for field in _FIELDS),
+    )
+    return tabulate(
+        "methods", "Speed, bytes and answers of every method", fields, rows, _notes(data)
+    )
 
 
 def budgets_tables(data: MethodData) -> tuple[Table, ...]:
-    """Return one row per budget of a method, by computed tokens; no table where no method has several budgets."""
+    """Return one row per budget of a method, by computed tokens; no table where no method has
+    several budgets."""
     lines = budgets(data.methods).items()
     if not lines:
         return ()
-    plain = [{"method": PLAIN, "budget": "", **data.methods[PLAIN]}] if PLAIN in data.methods else []
-    rows = plain + [{"method": method, "budget": budget, **entry} for method, line in lines for budget, entry in line]
+    plain = (
+        [{"method": PLAIN, "budget": "", **data.methods[PLAIN]}] if PLAIN in data.methods else []
+    )
+    rows = plain + [
+        {"method": method, "budget": budget, **entry}
+        for method, line in lines
+        for budget, entry in line
+    ]
     chosen = (_FIELDS[-2], *_FIELDS[:5], _FIELDS[-1])  # times are in the table of all arms
     fields = (
         Field("method", "method", word, left=True),
@@ -224,7 +259,9 @@ def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
         Field("second", "arm", word, left=True),
         Field("first", "minus arm", word, left=True),
         *with_ends(Field("change", "change of gold loss", nats_interval, whole)),
-        Field("shown", "shown", lambda shown: Cell(shown, "yes" if shown else "not shown"), left=True),
+        Field(
+            "shown", "shown", lambda shown: Cell(shown, "yes" if shown else "not shown"), left=True
+        ),
     )
     note = "shown = the 95 % interval excludes zero, which it does by chance for one in twenty pairs of equal arms"
     return tabulate("method_pairs", "Which methods differ", fields, pairs, (note,))
@@ -265,9 +302,18 @@ _FIELDS = (
 
 
 def draw_benefit(data: MethodData) -> Figure | None:
-    """Draw the share of the context's benefit that each method keeps over mean TTFT; without shares, gold loss."""
-    key = "benefit_kept" if all(entry["benefit_kept"] for entry in data.entries.values()) else "gold_loss"
-    factor, name = (100.0, "benefit of the context kept (%)") if key == "benefit_kept" else (1.0, "gold loss (nats)")
+    """Draw the share of the context's benefit that each method keeps over mean TTFT; without
+    shares, gold loss."""
+    key = (
+        "benefit_kept"
+        if all(entry["benefit_kept"] for entry in data.entries.values())
+        else "gold_loss"
+    )
+    factor, name = (
+        (100.0, "benefit of the context kept (%)")
+        if key == "benefit_kept"
+        else (1.0, "gold loss (nats)")
+    )
     direction = "more is better" if key == "benefit_kept" else "less is better"
     figure, [[ax]] = style.framed_with(
         data.footer, "Answer quality and TTFT of reuse methods", margins=style.Margins(right=1.5)
@@ -294,11 +340,17 @@ def draw_benefit(data: MethodData) -> Figure | None:
     style.log_scale(ax.xaxis, low, high)
     ax.set_xlim(low / 1.25, high * 1.25)
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {direction}")
-    place_labels(ax, labels, [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)])
+    place_labels(
+        ax,
+        labels,
+        [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)],
+    )
     return figure
 
 
-def _bars(entry: MethodEntry, key: str, across: float, up: float) -> Iterator[list[tuple[float, float]]]:
+def _bars(
+    entry: MethodEntry, key: str, across: float, up: float
+) -> Iterator[list[tuple[float, float]]]:
     """Return the ends of a point's error bars, which labels should not cover."""
     x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
     if x_ends := ends(entry["ttft_s"]):
@@ -316,7 +368,8 @@ def _reach(estimate: MethodEntry, factor: float) -> list[list[float]] | None:
 
 
 def _line(ax: Axes, entry: MethodEntry, key: str, factor: float, text: str) -> None:
-    """Draw a reference level: dashed, with its interval as a band and its name in the right margin."""
+    """Draw a reference level: dashed, with its interval as a band and its name in the right
+    margin."""
     level, reach = factor * entry[key]["mean"], ends(entry[key])
     ax.axhline(level, color="#777777", linewidth=0.9, linestyle=(0, (4, 2)))
     if reach is not None and reach[0] < reach[1]:
@@ -345,13 +398,18 @@ _MEASURES = (
 
 
 def draw_budgets(data: MethodData) -> Figure | None:
-    """Draw the change of gold loss, and KL, of methods that ran with several budgets; None without any."""
+    """Draw the change of gold loss, and KL, of methods that ran with several budgets; None without
+    any."""
     lines = budgets(data.methods)
     if not lines:
         return None
     names = [*lines, PLAIN, "full recompute", "floor"]
     figure, [axes] = style.framed_with(
-        data.footer, "Quality over recomputed tokens", cols=2, margins=style.margins_for(names), wspace=0.32
+        data.footer,
+        "Quality over recomputed tokens",
+        cols=2,
+        margins=style.margins_for(names),
+        wspace=0.32,
     )
     strokes = style.strokes((name, line[0][1]["family"]) for name, line in lines.items())
     for ax, (key, label) in zip(axes, _MEASURES, strict=True):
@@ -361,7 +419,12 @@ def draw_budgets(data: MethodData) -> Figure | None:
             entry = data.methods[PLAIN]
             colour, marker = style.family_style(entry["family"])
             ax.plot(
-                entry["computed_tokens"]["mean"], entry[key]["mean"], marker, color=colour, markersize=6, label=PLAIN
+                entry["computed_tokens"]["mean"],
+                entry[key]["mean"],
+                marker,
+                color=colour,
+                markersize=6,
+                label=PLAIN,
             )
         ax.axhline(0, color="#777777", linewidth=0.8, linestyle=(0, (4, 2)), label="full recompute")
         floor = abs(data.floor[key]["mean"])
@@ -386,11 +449,14 @@ FIGURES = {"methods_benefit": draw_benefit, "methods_budgets": draw_budgets}
 
 
 def compare_methods(finished: Finished) -> Findings:
-    """Return each arm's gold loss, benefit kept, agreement, time and bytes, with intervals over documents."""
+    """Return each arm's gold loss, benefit kept, agreement, time and bytes, with intervals over
+    documents."""
     study, baseline = finished.study, finished.study.runs.baseline
     questions = [request for request in finished.workload.requests if request.answer is not None]
     if baseline not in finished.files:
-        return Findings({"methods": {}}, caveats=(f"no answers are compared, for {baseline} failed",))
+        return Findings(
+            {"methods": {}}, caveats=(f"no answers are compared, for {baseline} failed",)
+        )
     read_arm = partial(read_answers, finished, questions)
     arms = {arm: read_arm(arm, files) for arm, files in finished.files.items()}
     floor = read_arm(baseline, floor_files(finished.folder, baseline))
@@ -398,14 +464,21 @@ def compare_methods(finished: Finished) -> Findings:
     groups = np.array([request.group_id for request in questions], np.int64)
     references = References(arms[baseline], without, floor, groups)
     noise = finished.noise_sentence("speedups")
-    entries = {name: method_entry(arm, references) | ({"speedup": None} if noise else {}) for name, arm in arms.items()}
+    entries = {
+        name: method_entry(arm, references) | ({"speedup": None} if noise else {})
+        for name, arm in arms.items()
+    }
     lowest = floor_entry(references)
     scored = bool(arms[baseline].scores)
     buckets = _buckets(finished, questions, arms, references.groups) if scored else []
     pairs = pair_changes(list(arms.values()), references) if scored else []
     views = study.analyses.methods.without_context, study.analyses.methods.gold_only
     data = MethodData(
-        entries, lowest, baseline, *views, " · ".join(filter(None, (finished.name, footer(finished), noise)))
+        entries,
+        lowest,
+        baseline,
+        *views,
+        " · ".join(filter(None, (finished.name, footer(finished), noise))),
     )
     return Findings(
         summary={
@@ -415,8 +488,12 @@ def compare_methods(finished: Finished) -> Findings:
             "documents": len(np.unique(references.groups)),
         },
         tables=(methods_table(data),),
-        further=(*budgets_tables(data), buckets_table(buckets), pairs_table(pairs)) if scored else (),
-        figures={name: partial(drawing, data) for name, drawing in FIGURES.items()} if scored else {},
+        further=(*budgets_tables(data), buckets_table(buckets), pairs_table(pairs))
+        if scored
+        else (),
+        figures={name: partial(drawing, data) for name, drawing in FIGURES.items()}
+        if scored
+        else {},
         caveats=_caveats(entries, len(np.unique(references.groups)), noise),
     )
 
@@ -426,7 +503,13 @@ def _buckets(
 ) -> list[dict[str, Any]]:
     """Return gold loss by covariate: one entry per arm, covariate and bucket."""
     return [
-        {"arm": name, "covariate": covariate, "bucket": bucket, "questions": int((values == bucket).sum()), **loss}
+        {
+            "arm": name,
+            "covariate": covariate,
+            "bucket": bucket,
+            "questions": int((values == bucket).sum()),
+            **loss,
+        }
         for covariate, values in covariates(finished.workload, questions).items()
         for name, arm in arms.items()
         for bucket, loss in loss_by(arm, values, groups).items()
@@ -434,34 +517,48 @@ def _buckets(
 
 
 def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, ...]:
-    """Return caveats: differences that the questions do not show, noise, and intervals that may be too narrow."""
+    """Return caveats: differences that the questions do not show, noise, and intervals that may be
+    too narrow."""
     not_shown = [name for name, entry in entries.items() if entry["shown"] is False]
     caveats = [noise] if noise else []
     if not_shown:
-        caveats.append(f"not shown by these questions: a gold loss other than the baseline's of {', '.join(not_shown)}")
+        caveats.append(
+            f"not shown by these questions: a gold loss other than the baseline's of {', '.join(not_shown)}"
+        )
     return (*caveats, *filter(None, [describe_few(1, documents)]))
 
 
 def _check(study: Study) -> None:
-    """Raise ValueError for arms that do not run, and for a study that records neither scores nor answers."""
+    """Raise ValueError for arms that do not run, and for a study that records neither scores nor
+    answers."""
     settings = study.analyses.methods
     for key in ("without_context", "gold_only"):
         arm = getattr(settings, key)
         if arm is not None:
             one_of(f"methods.{key}", arm, study.arms)
     if study.engine.record not in ("scores", "tokens"):
-        raise ValueError(f"analyses=methods with engine.record={study.engine.record}: expected scores or tokens")
-    if study.engine.record == "tokens" and (study.engine.teacher or study.engine.weights == "random"):
+        raise ValueError(
+            f"analyses=methods with engine.record={study.engine.record}: expected scores or tokens"
+        )
+    if study.engine.record == "tokens" and (
+        study.engine.teacher or study.engine.weights == "random"
+    ):
         answers = f"engine.teacher={study.engine.teacher}, engine.weights={study.engine.weights}"
-        raise ValueError(f"engine.record=tokens with {answers}: expected engine.teacher=null and trained weights")
+        raise ValueError(
+            f"engine.record=tokens with {answers}: expected engine.teacher=null and trained weights"
+        )
     if study.runs.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.runs.baseline} with analyses=methods: expected one of the arms that run")
+        raise ValueError(
+            f"baseline={study.runs.baseline} with analyses=methods: expected one of the arms that run"
+        )
     if study.arrivals.clients != 1:
         clients = f"arrivals.clients={study.arrivals.clients}"
         raise ValueError(f"analyses=methods with {clients}: expected arrivals=closed_loop with 1")
     if settings.floor_tokens >= study.batch.max_num_batched_tokens:
         most = f"batch.max_num_batched_tokens={study.batch.max_num_batched_tokens}"
-        raise ValueError(f"methods.floor_tokens={settings.floor_tokens} with {most}: expected fewer")
+        raise ValueError(
+            f"methods.floor_tokens={settings.floor_tokens} with {most}: expected fewer"
+        )
 
 
 ANALYSES.add(

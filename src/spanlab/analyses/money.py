@@ -1,4 +1,5 @@
-"""What the calls of a log cost by prices of tokens, and what they would have cost with other caches."""
+"""What the calls of a log cost by prices of tokens, and what they would have cost with other
+caches."""
 
 from __future__ import annotations
 
@@ -16,11 +17,22 @@ MILLION = 1e6
 NAMES = {"no_cache": "no cache", "prefix": "prefix, no limit of memory or time"}
 
 
-def cost_of(price: PriceSettings, fresh: float, cached: float, created: float = 0, output: float = 0) -> float:
-    """Return the price of tokens; `created` ones are computed and written into a cache, `fresh` ones only computed."""
+def cost_of(
+    price: PriceSettings, fresh: float, cached: float, created: float = 0, output: float = 0
+) -> float:
+    """Return the price of tokens; `created` ones are computed and written into a cache, `fresh`
+    ones only computed."""
     assert price.input is not None, "the caller has checked it"
-    prices = [price.input if value is None else value for value in (price.input, price.cached, price.write)]
-    whole = fresh * prices[0] + cached * prices[1] + created * prices[2] + output * (price.output or 0.0)
+    prices = [
+        price.input if value is None else value
+        for value in (price.input, price.cached, price.write)
+    ]
+    whole = (
+        fresh * prices[0]
+        + cached * prices[1]
+        + created * prices[2]
+        + output * (price.output or 0.0)
+    )
     return whole / MILLION
 
 
@@ -41,10 +53,13 @@ def saved_money(price: PriceSettings, fix: Fix, arm: ExplainedArm) -> float | No
 def money_of(
     price: PriceSettings, sums: Mapping[str, int] | None, reused: Mapping[str, int], log: Log
 ) -> dict[str, Any] | None:
-    """Return what the log cost by the provider's counts, and what it would cost with caches; None without prices.
+    """Return what the log cost by the provider's counts, and what it would cost with caches; None
+    without prices.
 
-    `logged`  cost by the provider's counts of all requests that report one, `requests` of them; None without counts
-    `caches`  cost of all requests by name of a cache, with the `reused` tokens of prompts; no cache writes none
+    `logged`  cost by the provider's counts of all requests that report one, `requests` of them;
+              None without counts
+    `caches`  cost of all requests by name of a cache, with the `reused` tokens of prompts; no cache
+              writes none
     """
     if price.input is None:
         return None
@@ -60,7 +75,9 @@ def money_of(
         "logged": logged,
         "requests": 0 if sums is None else sums["requests"],
         "prompt_tokens": prompt,
-        "caches": {name: {"cost": cost, "reused_tokens": reused[name]} for name, cost in costs.items()},
+        "caches": {
+            name: {"cost": cost, "reused_tokens": reused[name]} for name, cost in costs.items()
+        },
     }
 
 
@@ -68,11 +85,19 @@ def money_lines(money: Mapping[str, Any] | None, arm: str) -> list[str]:
     """Return the sentence about what the log cost and would have cost; none without prices."""
     if money is None:
         return []
-    compared = {"no_cache": "without a cache", arm: f"as {arm}", "prefix": "with prefixes without a limit"}
-    would = ", ".join(f"{_amount(money['caches'][name]['cost'])} {says}" for name, says in compared.items())
+    compared = {
+        "no_cache": "without a cache",
+        arm: f"as {arm}",
+        "prefix": "with prefixes without a limit",
+    }
+    would = ", ".join(
+        f"{_amount(money['caches'][name]['cost'])} {says}" for name, says in compared.items()
+    )
     if money["logged"] is None:
         return [f"by price.*, the log would cost {would}"]
-    return [f"by price.*, the log cost {_amount(money['logged'])} as the provider counts; it would have cost {would}"]
+    return [
+        f"by price.*, the log cost {_amount(money['logged'])} as the provider counts; it would have cost {would}"
+    ]
 
 
 def _amount(cost: float) -> str:
@@ -83,13 +108,21 @@ def money_table(summary: Mapping[str, Any]) -> Table:
     """Return what the log cost, and what it would have cost with each cache, the cheapest first."""
     money = summary["money"]
     rows = [
-        {"cache": NAMES.get(name, name), "share": cache["reused_tokens"] / max(money["prompt_tokens"], 1), **cache}
+        {
+            "cache": NAMES.get(name, name),
+            "share": cache["reused_tokens"] / max(money["prompt_tokens"], 1),
+            **cache,
+        }
         for name, cache in sorted(money["caches"].items(), key=lambda item: item[1]["cost"])
     ]
     if money["logged"] is not None:
         sums = summary["reported"]["sums"]
         share = sums["cached_tokens"] / max(sums["prompt_tokens"], 1)
-        first = {"cache": "counted by the provider", "share": share, "reused_tokens": sums["cached_tokens"]}
+        first = {
+            "cache": "counted by the provider",
+            "share": share,
+            "reused_tokens": sums["cached_tokens"],
+        }
         rows.insert(0, first | {"cost": money["logged"]})
     fields = (
         Field("cache", "cache", word, left=True),
@@ -103,5 +136,8 @@ def money_table(summary: Mapping[str, Any]) -> Table:
     )
     if money["logged"] is not None and money["requests"] < summary["requests"]:
         missing = summary["requests"] - money["requests"]
-        notes = (*notes, f"{missing:,} requests report no length, and cost nothing as the provider counts")
+        notes = (
+            *notes,
+            f"{missing:,} requests report no length, and cost nothing as the provider counts",
+        )
     return tabulate("money", "What the calls cost, and would have cost", fields, rows, notes)

@@ -11,7 +11,17 @@ from spanlab.analyses.families import ratio_of
 from spanlab.report import style
 from spanlab.report.style import log_scale
 from spanlab.report.sweep import SweepPoint, axis_name, footer_of
-from spanlab.report.table import Field, Table, one_decimal, percent, ratio, ratio_interval, seconds, tabulate, word
+from spanlab.report.table import (
+    Field,
+    Table,
+    one_decimal,
+    percent,
+    ratio,
+    ratio_interval,
+    seconds,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, ARMS, REPEAT, Analysis
 from spanlab.stats import Interval
 
@@ -22,7 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvictionResult:
-    """Results of one arm under a budget; regrets as in `summary.json`, `utilisation` None without a timing model."""
+    """Results of one arm under a budget; regrets as in `summary.json`, `utilisation` None without a
+    timing model."""
 
     arm: str
     token_hit_rate: float
@@ -58,8 +69,11 @@ class PerfectEviction:
         return asdict(self) | {"gain": self.gain and self.gain._asdict()}
 
 
-def perfect_eviction(arms: Sequence[MeasuredArm], baseline: str, clairvoyants: Collection[str]) -> PerfectEviction:
-    """Compare arms of one study that store the same prefixes; at least one, not the baseline, is a clairvoyant."""
+def perfect_eviction(
+    arms: Sequence[MeasuredArm], baseline: str, clairvoyants: Collection[str]
+) -> PerfectEviction:
+    """Compare arms of one study that store the same prefixes; at least one, not the baseline, is a
+    clairvoyant."""
     usual = next(arm for arm in arms if arm.name == baseline)
     best = max((arm for arm in arms if arm.name not in clairvoyants), key=_hits)
     clairvoyant = max((arm for arm in arms if arm.name in clairvoyants), key=_hits)
@@ -158,18 +172,28 @@ _TOP_IN, _LEGEND_IN = 0.85, 0.3  # distances of the panels and of their legend f
 
 
 def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
-    """Draw the last setting on the x axis and a panel per value of the others; None where it is not numeric."""
+    """Draw the last setting on the x axis and a panel per value of the others; None where it is not
+    numeric."""
     panels: dict[str, list[SweepPoint]] = {}
     *_, last = points[0].settings
     for point in points:
-        name = " ".join(value for key, value in point.settings.items() if key != last) or axis_name(last)
+        name = " ".join(value for key, value in point.settings.items() if key != last) or axis_name(
+            last
+        )
         panels.setdefault(name, []).append(point)
     if not all(point.settings[last].replace(".", "", 1).isdigit() for point in points):
         return None
     title = "Gain of perfect eviction"
     margins = style.Margins(top=_TOP_IN)
     figure, [hits, ttft] = style.framed_with(
-        footer_of(points), title, 2, len(panels), height=_HEIGHT_IN, margins=margins, hspace=0.16, wspace=0.3
+        footer_of(points),
+        title,
+        2,
+        len(panels),
+        height=_HEIGHT_IN,
+        margins=margins,
+        hspace=0.16,
+        wspace=0.3,
     )
     for upper, lower, (name, group) in zip(hits, ttft, panels.items(), strict=True):
         upper.set_title(name, fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
@@ -187,15 +211,23 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
     return figure
 
 
-def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bound: str, factor: float) -> None:
+def _panel(
+    axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bound: str, factor: float
+) -> None:
     """Draw one measure of the three arms, and its bound, over the last setting."""
     positions = [float(point.settings[key]) for point in points]
     for arm, (colour, marker) in _STROKES.items():
         values = [point.findings("perfect_eviction")[arm][measure] for point in points]
-        shown = [(x, factor * value) for x, value in zip(positions, values, strict=True) if value is not None]
+        shown = [
+            (x, factor * value)
+            for x, value in zip(positions, values, strict=True)
+            if value is not None
+        ]
         names = {point.findings("perfect_eviction")[arm]["arm"] for point in points}
         label = f"{ARM_LABELS[arm]} ({names.pop()})" if len(names) == 1 else ARM_LABELS[arm]
-        axes.plot([x for x, _ in shown], [y for _, y in shown], color=colour, marker=marker, label=label)
+        axes.plot(
+            [x for x, _ in shown], [y for _, y in shown], color=colour, marker=marker, label=label
+        )
     limits = [point.findings("perfect_eviction")[bound] for point in points]
     if None not in limits:
         axes.plot(positions, [factor * limit for limit in limits], label="bound", **_BOUND)
@@ -210,12 +242,17 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bou
 
 
 def perfect_eviction_of_study(finished: Finished) -> Findings:
-    """Return baseline, best arm without foresight and clairvoyant; None where one of them did not run."""
+    """Return baseline, best arm without foresight and clairvoyant; None where one of them did not
+    run."""
     study, arms = finished.study, finished.measured
     clairvoyants = {arm.name for arm in arms if study.arms[arm.name].foresees}
     # why the comparison is impossible, or an empty text
     baseline = study.runs.baseline
-    bounds = {arm.name: arm.summary["bounds"]["offline_tokens"] for arm in arms if arm.name not in clairvoyants}
+    bounds = {
+        arm.name: arm.summary["bounds"]["offline_tokens"]
+        for arm in arms
+        if arm.name not in clairvoyants
+    }
     if not clairvoyants:
         reason = "no clairvoyant ran"
     elif baseline not in bounds:
@@ -223,7 +260,9 @@ def perfect_eviction_of_study(finished: Finished) -> Findings:
     else:
         reason = "" if bounds[baseline] is not None else f"no bound of {baseline} is known"
     if reason:
-        return Findings({"perfect_eviction": None}, caveats=(f"no value of perfect eviction: {reason}",))
+        return Findings(
+            {"perfect_eviction": None}, caveats=(f"no value of perfect eviction: {reason}",)
+        )
     entry = perfect_eviction(arms, study.runs.baseline, clairvoyants).plain()
     return Findings({"perfect_eviction": entry}, tables=(arms_table(entry),))
 
@@ -237,5 +276,10 @@ def perfect_eviction_of_points(points: Sequence[SweepPoint]) -> Findings:
 
 
 ANALYSES.add(
-    Analysis("perfect_eviction", perfect_eviction_of_study, needs=(ARMS, REPEAT), of_points=perfect_eviction_of_points)
+    Analysis(
+        "perfect_eviction",
+        perfect_eviction_of_study,
+        needs=(ARMS, REPEAT),
+        of_points=perfect_eviction_of_points,
+    )
 )

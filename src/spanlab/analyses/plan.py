@@ -1,4 +1,5 @@
-"""Tables of the analysis `plan`: the verdict with the reference points, and the points that each search tried."""
+"""Tables of the analysis `plan`: the verdict with the reference points, and the points that each
+search tried."""
 
 from __future__ import annotations
 
@@ -87,9 +88,13 @@ class Planner:
         """Outcomes of the reference points, by the keys of `REFERENCES`."""
         own_store, no_limit = self.study.store, replace(self.study.store, total_gib=None)
         points = [
-            replace(self.study_point, store=store, load=load) for load in (1.0, None) for store in (own_store, no_limit)
+            replace(self.study_point, store=store, load=load)
+            for load in (1.0, None)
+            for store in (own_store, no_limit)
         ]
-        return dict(zip(REFERENCES, self.trials.outcomes(points, list(REFERENCES.values())), strict=True))
+        return dict(
+            zip(REFERENCES, self.trials.outcomes(points, list(REFERENCES.values())), strict=True)
+        )
 
     @property
     def study_point(self) -> Point:
@@ -97,12 +102,18 @@ class Planner:
         return Point(self.study.store, self.strategy)
 
     def border(
-        self, grid: Sequence[float], point: Callable[[float], Point], describe: Callable[[float], str]
+        self,
+        grid: Sequence[float],
+        point: Callable[[float], Point],
+        describe: Callable[[float], str],
     ) -> Border:
-        """Return the border on a grid from worst to best; `point` and `describe` take a value of the grid."""
+        """Return the border on a grid from worst to best; `point` and `describe` take a value of
+        the grid."""
 
         def outcomes(values: Sequence[float], every: bool) -> list[Outcome]:
-            return self.trials.outcomes(list(map(point, values)), list(map(describe, values)), every)
+            return self.trials.outcomes(
+                list(map(point, values)), list(map(describe, values)), every
+            )
 
         return find_border(grid, self.study.analyses.plan.points, outcomes)
 
@@ -135,7 +146,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """The varied quantity: key in `summary.json`, label with unit in figures, and whether the scale is logarithmic."""
+    """The varied quantity: key in `summary.json`, label with unit in figures, and whether the scale
+    is logarithmic."""
 
     key: str
     label: str
@@ -147,7 +159,8 @@ class SearchResult:
     """The result of a search.
 
     `axis`      the varied quantity
-    `curve`     every tried value with its outcome, in increasing order; empty where none could be tried
+    `curve`     every tried value with its outcome, in increasing order; empty where none could be
+                tried
     `verdict`   the answer in one sentence without a full stop, or the reason why there is none
     `value`     the best value on the axis that meets the targets; None without one
     `answer`    keys for `summary.json`
@@ -192,18 +205,25 @@ def _search_table(summary: Summary, name: str) -> Table:
     axis = search["axis"]
     fields = (
         Field(
-            axis["key"], axis["label"].replace(" (", "\n(", 1), number_format(".5g"), lambda point: point[axis["key"]]
+            axis["key"],
+            axis["label"].replace(" (", "\n(", 1),
+            number_format(".5g"),
+            lambda point: point[axis["key"]],
         ),
         *_fields(summary["targets"]),
     )
     marks = [f"{label}: {value:.3g}" for label, value in search["marks"].items()]
-    return tabulate(f"plan_{name}", f"{name}\n{search['verdict']}", fields, summary["curves"][name], marks)
+    return tabulate(
+        f"plan_{name}", f"{name}\n{search['verdict']}", fields, summary["curves"][name], marks
+    )
 
 
 def _fields(targets: Mapping[str, float]) -> tuple[Field, ...]:
     return (
         *(
-            Field(key, f"{key.removesuffix('_s').replace('_', ' ')}\n≤ {limit:g} s", seconds_interval)
+            Field(
+                key, f"{key.removesuffix('_s').replace('_', ' ')}\n≤ {limit:g} s", seconds_interval
+            )
             for key, limit in targets.items()
         ),
         Field("meets", "meets", _meets, whole),
@@ -214,7 +234,9 @@ def _fields(targets: Mapping[str, float]) -> tuple[Field, ...]:
 
 
 def _meets(point: Summary) -> Cell:
-    return Cell(point["meets"], "yes" if point["meets"] else "queue grows" if point["queue_grows"] else "no")
+    return Cell(
+        point["meets"], "yes" if point["meets"] else "queue grows" if point["queue_grows"] else "no"
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -223,20 +245,34 @@ def _meets(point: Summary) -> Cell:
 
 
 def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
-    """Draw each target's value with its interval, as a multiple of the target; values above 1 miss the target.
+    """Draw each target's value with its interval, as a multiple of the target; values above 1 miss
+    the target.
 
     A single target is drawn in seconds. Open markers: the queue grows.
     """
     search, curve, targets = summary["searches"][name], summary["curves"][name], summary["targets"]
     names = [*targets, *search["marks"], "target", "queue grows"]
-    figure, [[ax]] = style.framed_with(title, f"Targets over {name}", margins=style.margins_for(names))
+    figure, [[ax]] = style.framed_with(
+        title, f"Targets over {name}", margins=style.margins_for(names)
+    )
     single = len(targets) == 1
     for number, (key, limit) in enumerate(targets.items()):
         _draw_target(ax, search["axis"]["key"], curve, key, 1.0 if single else limit, f"C{number}")
-    ax.axhline(next(iter(targets.values())) if single else 1.0, color=style.INK, linestyle="--", label="target")
+    ax.axhline(
+        next(iter(targets.values())) if single else 1.0,
+        color=style.INK,
+        linestyle="--",
+        label="target",
+    )
     answer = search["answer"]
     for number, (label, value) in enumerate(search["marks"].items()):
-        ax.axvline(value, color="#777777", linestyle=style.LINE_STYLES[1 + number % 3], linewidth=1, label=label)
+        ax.axvline(
+            value,
+            color="#777777",
+            linestyle=style.LINE_STYLES[1 + number % 3],
+            linewidth=1,
+            label=label,
+        )
     if answer is not None:
         ax.axvline(answer, color=style.INK, linewidth=1, label=f"answer: {answer:.4g}")
     if search["axis"]["logarithmic"]:
@@ -247,7 +283,9 @@ def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
     return figure
 
 
-def _draw_target(ax: Axes, axis: str, curve: list[Mapping[str, Any]], key: str, unit: float, colour: str) -> None:
+def _draw_target(
+    ax: Axes, axis: str, curve: list[Mapping[str, Any]], key: str, unit: float, colour: str
+) -> None:
     positive = [point for point in curve if point[key]["mean"] > 0]  # a log axis cannot show zero
     ax.plot(
         [point[axis] for point in positive],
@@ -257,11 +295,21 @@ def _draw_target(ax: Axes, axis: str, curve: list[Mapping[str, Any]], key: str, 
         label=key,
     )
     for point in positive:
-        low, high = (point[key]["mean"] if point[key][end] is None else point[key][end] for end in ("low", "high"))
+        low, high = (
+            point[key]["mean"] if point[key][end] is None else point[key][end]
+            for end in ("low", "high")
+        )
         least = point[key]["mean"] / 10  # nor an interval that ends at zero
         ax.plot([point[axis]] * 2, [max(low, least) / unit, high / unit], color=colour, linewidth=1)
         face = "white" if point["queue_grows"] else colour
-        ax.plot(point[axis], point[key]["mean"] / unit, color=colour, marker="o", markersize=4, markerfacecolor=face)
+        ax.plot(
+            point[axis],
+            point[key]["mean"] / unit,
+            color=colour,
+            marker="o",
+            markersize=4,
+            markerfacecolor=face,
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -281,13 +329,16 @@ def plan(finished: Finished) -> Findings:
     helpful = [result.verdict for result in results.values() if result.helps]
     unhelpful = [result.verdict for result in results.values() if not result.helps]
     summary = {
-        "verdict": "; ".join([*helpful, *unhelpful]) if helpful else f"this will not help: {'; '.join(unhelpful)}",
+        "verdict": "; ".join([*helpful, *unhelpful])
+        if helpful
+        else f"this will not help: {'; '.join(unhelpful)}",
         "targets": {target.key: target.limit_s for target in planner.targets},
         "meets": planner.references["own"].meets,
         **answers,
         "searches": {name: _search_entry(result) for name, result in results.items()},
         "references": {
-            name: {"says": label} | planner.references[name].summary() for name, label in REFERENCES.items()
+            name: {"says": label} | planner.references[name].summary()
+            for name, label in REFERENCES.items()
         },
         "curves": {
             name: [{result.axis.key: value} | outcome.summary() for value, outcome in result.curve]
@@ -296,7 +347,10 @@ def plan(finished: Finished) -> Findings:
     }
     trials.sort()
     title = f"{finished.name} · {footer(finished)}"
-    caveats = (*_caveats(planner), *(caveat for result in results.values() for caveat in result.caveats))
+    caveats = (
+        *_caveats(planner),
+        *(caveat for result in results.values() for caveat in result.caveats),
+    )
     curves = [name for name, result in results.items() if result.curve]
     figures = {f"plan_{name}": partial(draw_search, summary, name, title) for name in curves}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
@@ -328,7 +382,8 @@ def _caveats(planner: Planner) -> tuple[str, ...]:
     small_samples = [
         f"{target.key} is of {count} requests, and a percentile needs {needed}: its interval is unreliable"
         for target in planner.targets
-        if target.statistic != "mean" and count < (needed := requests_needed(float(target.statistic[1:])))
+        if target.statistic != "mean"
+        and count < (needed := requests_needed(float(target.statistic[1:])))
     ]
     at_once = planner.references["own"].mean("rate_rps") is None
     burst = ("all requests come at once: delays are those of one burst",) if at_once else ()
@@ -379,7 +434,9 @@ def why_load_fails(planner: Planner) -> str:
     """Return why no load meets the targets with this memory."""
     alone, floor = planner.references["alone"], planner.references["floor"]
     worst = alone.worst
-    above = f", more than {worst.limit_s:g} s: {_PARTS[worst.delay]}" if alone.fails else f": {UNSURE}"
+    above = (
+        f", more than {worst.limit_s:g} s: {_PARTS[worst.delay]}" if alone.fails else f": {UNSURE}"
+    )
     alone_text = f"one request at a time, {value_of(alone, worst)}{above}"
     if floor.meets:
         return f"{alone_text} with {planner.memory_text}; with memory without limit {value_of(floor, worst)}"
@@ -450,9 +507,13 @@ def _check(study: Study) -> None:
     for name in search or ():
         one_of("plan.search", name, SEARCHES)
     if search == [] or len(set(search or ())) < len(search or ()):
-        raise ValueError(f"plan.search={search}: expected one or more of {', '.join(SEARCHES)}, each once")
+        raise ValueError(
+            f"plan.search={search}: expected one or more of {', '.join(SEARCHES)}, each once"
+        )
     if not targets:
-        raise ValueError("slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5")
+        raise ValueError(
+            "slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5"
+        )
     require(
         "analyses=plan",
         ("analyses", study.chosen_analyses(), ["plan"]),
@@ -475,8 +536,16 @@ def _check_search(study: Study, name: str) -> None:
     arm = f"model.name={study.model.name} and baseline={study.runs.baseline}"
     tree = (arm, "a hybrid model and an arm that keeps a tree")
     needs = {
-        "tier": [(bool(study.store.tiers), "store.tiers={}", "a tier, as in +tier@store.tiers.host=dram")],
-        "replicas": [(study.replicas.routing is not None, "replicas.routing=null", "a routing, as least_loaded")],
+        "tier": [
+            (bool(study.store.tiers), "store.tiers={}", "a tier, as in +tier@store.tiers.host=dram")
+        ],
+        "replicas": [
+            (
+                study.replicas.routing is not None,
+                "replicas.routing=null",
+                "a routing, as least_loaded",
+            )
+        ],
         "interval": [(hybrid and not pool, *tree)],
         "ratio": [
             (hybrid and not pool, *tree),

@@ -26,7 +26,16 @@ from spanlab.settings.analyses import PlanSettings, Target
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
-from spanlab.stats import SATURATED, Estimate, Interval, Run, assess, block_estimates, number_of_blocks, t_quantile
+from spanlab.stats import (
+    SATURATED,
+    Estimate,
+    Interval,
+    Run,
+    assess,
+    block_estimates,
+    number_of_blocks,
+    t_quantile,
+)
 from spanlab.study.backends import Simulator
 from spanlab.study.executor import Executor
 from spanlab.study.folder import print_line
@@ -40,15 +49,23 @@ from spanlab.study.numbers import Columns, replace_file, select, utilisation_of
 APART_NS = 3_600 * 10**9  # between arrivals, so that no request waits for another
 
 
-def arrivals_of(study: Study, requests: tuple[Request, ...], replication: int, load: float | None) -> list[Request]:
-    """Return requests in order of arrival at a multiple of the study's load; None: no request waits for another.
+def arrivals_of(
+    study: Study, requests: tuple[Request, ...], replication: int, load: float | None
+) -> list[Request]:
+    """Return requests in order of arrival at a multiple of the study's load; None: no request waits
+    for another.
 
-    `replication`  the seed of drawn arrivals; for recorded arrivals the number of the shake, and 0 for no shake
+    `replication`  the seed of drawn arrivals; for recorded arrivals the number of the shake, and 0
+                   for no shake
     """
     drawn = study.draws_arrivals()
-    served = build_arrivals(study, requests, replication if drawn else study.runs.seeds[0], study.arrivals.rate_rps)
+    served = build_arrivals(
+        study, requests, replication if drawn else study.runs.seeds[0], study.arrivals.rate_rps
+    )
     if load is None:
-        return [replace(request, arrived_at=index * APART_NS) for index, request in enumerate(served)]
+        return [
+            replace(request, arrived_at=index * APART_NS) for index, request in enumerate(served)
+        ]
     times = np.array([request.arrived_at for request in served], dtype=np.int64)
     if replication and not drawn:
         times = shake(times, np.array([request.group_id for request in served]), replication)
@@ -58,12 +75,16 @@ def arrivals_of(study: Study, requests: tuple[Request, ...], replication: int, l
 
 
 def shake(times: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
-    """Return times that are moved at random by up to half the mean gap; a group's requests keep their order.
+    """Return times that are moved at random by up to half the mean gap; a group's requests keep
+    their order.
 
-    Input shaking (Tsafrir, Ouaknine and Feitelson, MASCOTS 2007): results that change under it are chance.
+    Input shaking (Tsafrir, Ouaknine and Feitelson, MASCOTS 2007): results that change under it are
+    chance.
     """
     reach = np.ptp(times) / max(1, len(times) - 1) / 2
-    moved = np.maximum(0, np.rint(times + np.random.default_rng([seed, 2]).uniform(-reach, reach, len(times))))
+    moved = np.maximum(
+        0, np.rint(times + np.random.default_rng([seed, 2]).uniform(-reach, reach, len(times)))
+    )
     by_group = np.lexsort((np.arange(len(times)), groups))
     times_in_order = np.empty(len(times), dtype=np.int64)
     times_in_order[by_group] = moved[np.lexsort((moved, groups))].astype(np.int64)
@@ -130,11 +151,16 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     rows: list[tuple[Any, ...]] = []
     fields_of = attrgetter(*FIELDS)
     row = Simulator(study).simulate(job, lambda record: rows.append(fields_of(record)))
-    all_columns = {name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}
+    all_columns = {
+        name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)
+    }
     order = np.argsort(all_columns["arrived_s"], kind="stable")
     all_columns = {name: values[order] for name, values in all_columns.items()}
     columns = select(all_columns, all_columns["counted"])
-    delays = {name.removesuffix("_s"): _plain(block_estimates(values)) for name, values in delays_of(columns).items()}
+    delays = {
+        name.removesuffix("_s"): _plain(block_estimates(values))
+        for name, values in delays_of(columns).items()
+    }
     utilisation, grows = _load(all_columns, row)
     # requests per second; None where all arrive at once
     arrived = all_columns["arrived_s"]
@@ -153,11 +179,16 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
 
 def _plain(estimates: Mapping[str, Estimate] | None) -> dict[str, list[float | None]] | None:
     """Return estimates as lists of value and error, for JSON."""
-    return None if estimates is None else {name: list(estimate) for name, estimate in estimates.items()}
+    return (
+        None
+        if estimates is None
+        else {name: list(estimate) for name, estimate in estimates.items()}
+    )
 
 
 def _load(columns: Columns, row: RunRow) -> tuple[float | None, bool]:
-    """Return offered work ÷ capacity, and whether the queue grows; simultaneous requests have no load."""
+    """Return offered work ÷ capacity, and whether the queue grows; simultaneous requests have no
+    load."""
     if not np.ptp(columns["arrived_s"]):
         return None, False
     one_seed = columns | {"seed": np.zeros(len(columns["arrived_s"]), dtype=np.int64)}
@@ -177,7 +208,8 @@ _LEVEL = 0.975  # upper probability of a two-sided 95 % interval
 class Outcome:
     """The outcome of a point over its runs.
 
-    `drawn`  whether arrivals are independent draws; otherwise all runs share one recorded sample path
+    `drawn`  whether arrivals are independent draws; otherwise all runs share one recorded sample
+             path
     """
 
     point: Point
@@ -191,23 +223,31 @@ class Outcome:
         return {target.key: self._interval(target) for target in self.targets}
 
     def _interval(self, target: Target) -> Interval:
-        """Return Student's t interval over draws; for one sample path, from errors of bootstrap and shakes, added.
+        """Return Student's t interval over draws; for one sample path, from errors of bootstrap and
+        shakes, added.
 
-        Degrees of freedom are Satterthwaite's. Without an error, for example for very few requests, there are no ends.
-        A lower end below zero is not cut, because it shows that the runs hardly determine the statistic.
+        Degrees of freedom are Satterthwaite's. Without an error, for example for very few requests,
+        there are no ends. A lower end below zero is not cut, because it shows that the runs hardly
+        determine the statistic.
         """
         by_run = [run["estimates"][target.delay] for run in self.runs]
         if None in by_run:
-            raise ValueError(f"slo.{target.key}={target.limit_s}: expected a request with two output tokens or more")
+            raise ValueError(
+                f"slo.{target.key}={target.limit_s}: expected a request with two output tokens or more"
+            )
         estimates = [statistics[target.statistic] for statistics in by_run]
         values = np.array([value for value, _ in estimates])
         variances = []
         if len(values) > 1:
             variances.append((float(values.var(ddof=1)) / len(values), len(values) - 1))
         if estimates[0][1] is not None and not (self.drawn and variances):
-            variances.append((float(np.mean([error**2 for _, error in estimates])), self.runs[0]["blocks"] - 1))
+            variances.append(
+                (float(np.mean([error**2 for _, error in estimates])), self.runs[0]["blocks"] - 1)
+            )
         mean, half = float(values.mean()), _half_width(variances)
-        return Interval(mean, None, None) if half is None else Interval(mean, mean - half, mean + half)
+        return (
+            Interval(mean, None, None) if half is None else Interval(mean, mean - half, mean + half)
+        )
 
     @property
     def grows(self) -> bool:
@@ -217,8 +257,11 @@ class Outcome:
 
     @property
     def meets(self) -> bool:
-        """Whether the upper end of every target's interval is within the target, and no queue grows."""
-        return not self.grows and all(self._ends(target)[1] <= target.limit_s for target in self.targets)
+        """Whether the upper end of every target's interval is within the target, and no queue
+        grows."""
+        return not self.grows and all(
+            self._ends(target)[1] <= target.limit_s for target in self.targets
+        )
 
     @property
     def fails(self) -> bool:
@@ -227,13 +270,15 @@ class Outcome:
 
     @property
     def is_clear(self) -> bool:
-        """Whether further runs are unnecessary: intervals three times as wide would give the same result."""
+        """Whether further runs are unnecessary: intervals three times as wide would give the same
+        result."""
         ends = [(target.limit_s, *self._ends(target, 3)) for target in self.targets]
         misses = any(low > limit for limit, low, _ in ends)
         return misses or (not self.grows and all(high <= limit for limit, _, high in ends))
 
     def _ends(self, target: Target, times: float = 1) -> tuple[float, float]:
-        """Return the ends of a target's interval, widened by `times`; without ends, its value twice."""
+        """Return the ends of a target's interval, widened by `times`; without ends, its value
+        twice."""
         mean, low, high = self.intervals[target.key]
         half = 0.0 if low is None or high is None else high - mean
         return mean - times * half, mean + times * half
@@ -284,14 +329,20 @@ def _half_width(variances: Sequence[tuple[float, int]]) -> float | None:
 # monotone.
 # ------------------------------------------------------------------------------
 
-#: Returns outcomes of values; with `True` after all runs of each, otherwise further runs only where unclear.
+#: Returns outcomes of values; with `True` after all runs of each, otherwise further runs only where
+#: unclear.
 Try = Callable[[Sequence[float], bool], Sequence[Outcome]]
 
 
 def geometric(low: float, high: float, resolution: float) -> list[float]:
-    """Return values from `low` to at least `high` in steps of at most the share `resolution`, to five digits."""
-    steps = max(1, math.ceil(math.log(high / low) / math.log1p(resolution) - 1e-9)) if high > low else 0
-    values = [rounded_up(low * (high / low) ** (step / steps)) for step in range(steps)] if steps else []
+    """Return values from `low` to at least `high` in steps of at most the share `resolution`, to
+    five digits."""
+    steps = (
+        max(1, math.ceil(math.log(high / low) / math.log1p(resolution) - 1e-9)) if high > low else 0
+    )
+    values = (
+        [rounded_up(low * (high / low) ** (step / steps)) for step in range(steps)] if steps else []
+    )
     return sorted({*values, rounded_up(high if steps else low)})
 
 
@@ -301,7 +352,8 @@ class Border:
 
     `grid`      the values
     `outcomes`  outcomes of the tried values, by index on the grid
-    `first`     the first index from which all tried values meet the targets; None: the best value does not
+    `first`     the first index from which all tried values meet the targets; None: the best value
+                does not
     """
 
     grid: Sequence[float]
@@ -316,33 +368,48 @@ class Border:
     @property
     def curve(self) -> list[tuple[float, Outcome]]:
         """Every tried value with its outcome, in increasing order."""
-        return sorted([(self.grid[index], outcome) for index, outcome in self.outcomes.items()], key=itemgetter(0))
+        return sorted(
+            [(self.grid[index], outcome) for index, outcome in self.outcomes.items()],
+            key=itemgetter(0),
+        )
 
     @property
     def reversals(self) -> list[tuple[int, int]]:
-        """Pairs of indices: the nearest worse value that meets the targets, and a value that is shown to fail them."""
+        """Pairs of indices: the nearest worse value that meets the targets, and a value that is
+        shown to fail them."""
         failing = [index for index, outcome in self.outcomes.items() if outcome.fails]
-        meeting = {b: [a for a, outcome in self.outcomes.items() if a < b and outcome.meets] for b in failing}
+        meeting = {
+            b: [a for a, outcome in self.outcomes.items() if a < b and outcome.meets]
+            for b in failing
+        }
         return [(max(worse), b) for b, worse in meeting.items() if worse]
 
     def continued(self, better: Border) -> Border:
-        """Return this border with a better grid behind it, whose first value is the last one of this grid."""
+        """Return this border with a better grid behind it, whose first value is the last one of
+        this grid."""
         offset = len(self.grid) - 1
         assert self.grid[offset] == better.grid[0], "both grids have the value at which they meet"
-        outcomes = self.outcomes | {index + offset: outcome for index, outcome in better.outcomes.items()}
+        outcomes = self.outcomes | {
+            index + offset: outcome for index, outcome in better.outcomes.items()
+        }
         first = None if better.first is None else better.first + offset
         return Border([*self.grid, *better.grid[1:]], outcomes, first)
 
     def caveats(self, search: str, values: str) -> list[str]:
-        """Caveats about reversals; `values` is a format for a value that meets the targets and one that does not."""
+        """Caveats about reversals; `values` is a format for a value that meets the targets and one
+        that does not."""
         pairs = [(self.grid[a], self.grid[b]) for a, b in self.reversals]
-        return [f"{search}: not monotone beyond the intervals: {values.format(*pair)}" for pair in pairs]
+        return [
+            f"{search}: not monotone beyond the intervals: {values.format(*pair)}" for pair in pairs
+        ]
 
 
 def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
-    """Return the border, by bisection between the `points` values of a first round; `grid` goes from worst to best.
+    """Return the border, by bisection between the `points` values of a first round; `grid` goes
+    from worst to best.
 
-    Both sides of the border are confirmed with all runs. The search continues where these move the border.
+    Both sides of the border are confirmed with all runs. The search continues where these move the
+    border.
     """
     last = len(grid) - 1
     indices = sorted({round(point * last / (points - 1)) for point in range(points)})
@@ -351,12 +418,16 @@ def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
         every = sure.issuperset(indices)
         outcomes |= zip(indices, try_([grid[index] for index in indices], every), strict=True)
         end = len(grid)
-        last_miss = max((index for index, outcome in outcomes.items() if not outcome.meets), default=-1)
+        last_miss = max(
+            (index for index, outcome in outcomes.items() if not outcome.meets), default=-1
+        )
         first = min((index for index in outcomes if index > last_miss), default=end)
         if first - last_miss > 1 and last_miss >= 0:
             indices = [(last_miss + first) // 2]
         else:
-            indices = [index for index in (last_miss, first) if index in outcomes and index not in sure]
+            indices = [
+                index for index in (last_miss, first) if index in outcomes and index not in sure
+            ]
             sure |= set(indices)
     return Border(grid, dict(sorted(outcomes.items())), first if first in outcomes else None)
 
@@ -368,9 +439,11 @@ def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
 
 
 class Trials:
-    """Runs of points under common random numbers: the same seeds, or the same shakes, at every point.
+    """Runs of points under common random numbers: the same seeds, or the same shakes, at every
+    point.
 
-    `path`  file of finished runs, one line each, which a resumed plan reads; `sort` puts the lines into order
+    `path`  file of finished runs, one line each, which a resumed plan reads; `sort` puts the lines
+            into order
     """
 
     def __init__(self, study: Study, workers: Executor[Any], path: Path, console: Console) -> None:
@@ -381,23 +454,33 @@ class Trials:
         os.truncate(path, len(lines + newline))
         rows = map(orjson.loads, lines.splitlines())
         self._results = {(row.pop("point"), row.pop("replication")): row for row in rows}
-        self._order: dict[tuple[str, int], None] = {}  # cells in the order in which the plan asked for them
+        self._order: dict[
+            tuple[str, int], None
+        ] = {}  # cells in the order in which the plan asked for them
 
-    def outcomes(self, points: Sequence[Point], labels: Sequence[str], every: bool = False) -> list[Outcome]:
+    def outcomes(
+        self, points: Sequence[Point], labels: Sequence[str], every: bool = False
+    ) -> list[Outcome]:
         """Return the outcomes of points, run in parallel; `labels` name them in the progress.
 
         A point with a clear outcome after one run is run once, unless `every` run is requested.
         """
         self._run([(point, self._replications(point)[0]) for point in points])
         unclear = [point for point in points if every or not self._outcome(point, 1).is_clear]
-        self._run([(point, number) for point in unclear for number in self._replications(point)[1:]])
-        outcomes = [self._outcome(point, len(self._replications(point)) if point in unclear else 1) for point in points]
+        self._run(
+            [(point, number) for point in unclear for number in self._replications(point)[1:]]
+        )
+        outcomes = [
+            self._outcome(point, len(self._replications(point)) if point in unclear else 1)
+            for point in points
+        ]
         for name, outcome in zip(labels, outcomes, strict=True):
             print_line(self._console, f"{name}: {outcome.line()}")
         return outcomes
 
     def _replications(self, point: Point) -> Sequence[int]:
-        """Return seeds of drawn arrivals, or numbers of shakes of recorded ones; one where no request waits."""
+        """Return seeds of drawn arrivals, or numbers of shakes of recorded ones; one where no
+        request waits."""
         if self._study.draws_arrivals():
             return self._study.runs.seeds
         return range(1 if point.load is None else self._study.analyses.plan.shakes)
@@ -405,24 +488,42 @@ class Trials:
     def _run(self, cells: Sequence[tuple[Point, int]]) -> None:
         """Run the cells that have no result yet."""
         self._order |= dict.fromkeys((point.key, number) for point, number in cells)
-        missing = {(point.key, number): point for point, number in cells if (point.key, number) not in self._results}
-        jobs = {self._workers.submit(serve, point, cell[1]): cell for cell, point in missing.items()}
+        missing = {
+            (point.key, number): point
+            for point, number in cells
+            if (point.key, number) not in self._results
+        }
+        jobs = {
+            self._workers.submit(serve, point, cell[1]): cell for cell, point in missing.items()
+        }
         silent = not (jobs and self._console.is_terminal)
-        for job in track(as_completed(jobs), "runs", len(jobs), console=self._console, transient=True, disable=silent):
+        for job in track(
+            as_completed(jobs),
+            "runs",
+            len(jobs),
+            console=self._console,
+            transient=True,
+            disable=silent,
+        ):
             cell, result = jobs[job], job.result()
             self._results[cell] = result
             with self._path.open("ab") as file:
                 file.write(_line(cell, result))
 
     def sort(self) -> None:
-        """Order the lines as the plan asked for them, which no order of completion changes; others last."""
+        """Order the lines as the plan asked for them, which no order of completion changes; others
+        last."""
         cells = [*self._order, *sorted(self._results.keys() - self._order.keys())]
         replace_file(self._path, b"".join(_line(cell, self._results[cell]) for cell in cells))
 
     def _outcome(self, point: Point, runs: int) -> Outcome:
         results = [self._results[point.key, number] for number in self._replications(point)[:runs]]
-        return Outcome(point, self._study.analyses.plan.slo.targets, results, self._study.draws_arrivals())
+        return Outcome(
+            point, self._study.analyses.plan.slo.targets, results, self._study.draws_arrivals()
+        )
 
 
 def _line(cell: tuple[str, int], result: RunResult) -> bytes:
-    return orjson.dumps({"point": cell[0], "replication": cell[1]} | result, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(
+        {"point": cell[0], "replication": cell[1]} | result, option=orjson.OPT_APPEND_NEWLINE
+    )

@@ -33,9 +33,13 @@ MEMORY_AXIS = Axis("gib", "memory for KV and states (GiB)")
 
 @SEARCHES.register("memory")
 def memory(planner: Planner) -> SearchResult:
-    """Try sizes from the need of the largest request alone, up to that of everything ever stored, or to the device."""
+    """Try sizes from the need of the largest request alone, up to that of everything ever stored,
+    or to the device."""
     point, store = planner.study_point, planner.study.store
-    least, stored = sum(planner.need_gib(planner.strategy)), planner.references["no_limit"].mean("cached_bytes")
+    least, stored = (
+        sum(planner.need_gib(planner.strategy)),
+        planner.references["no_limit"].mean("cached_bytes"),
+    )
     assert stored is not None, "every run reports the bytes that it stored"
     most, room = max(least, stored / GIB + 2 * least), room_gib(planner.study)
     limit = math.inf if room is None else room
@@ -43,10 +47,15 @@ def memory(planner: Planner) -> SearchResult:
         verdict = f"memory will not help: the largest request alone needs {least:.5g} GiB, and {_device(planner)}"
         return SearchResult(MEMORY_AXIS, (), verdict, value=None, answer={"least_gib": None})
     grid = sorted(
-        {min(size, limit) for size in geometric(least, min(most, limit), planner.study.analyses.plan.resolution)}
+        {
+            min(size, limit)
+            for size in geometric(least, min(most, limit), planner.study.analyses.plan.resolution)
+        }
     )
     border = planner.border(
-        grid, lambda size: replace(point, store=replace(store, total_gib=size)), lambda size: f"memory {size:g} GiB"
+        grid,
+        lambda size: replace(point, store=replace(store, total_gib=size)),
+        lambda size: f"memory {size:g} GiB",
     )
     return SearchResult(
         axis=MEMORY_AXIS,
@@ -103,7 +112,9 @@ def load(planner: Planner) -> SearchResult:
         if planner.study.analyses.plan.search is not None:
             raise ValueError(f"plan.search=load: {reason}")
         answer = {"highest_load": None, "highest_rate_rps": None}
-        return SearchResult(LOAD_AXIS, (), f"the load is undefined: {reason}", value=None, answer=answer)
+        return SearchResult(
+            LOAD_AXIS, (), f"the load is undefined: {reason}", value=None, answer=answer
+        )
     least, lowest = LEAST / utilisation, 1e9 / (rate * APART_NS)
     border = _border(planner, least, MOST / utilisation)
     if border.value is None and planner.references["alone"].meets and lowest < least:
@@ -123,7 +134,9 @@ def _border(planner: Planner, low: float, high: float) -> Border:
     """Return the border between two multiples of the load, from the highest down."""
     grid = geometric(low, high, planner.study.analyses.plan.resolution)[::-1]
     return planner.border(
-        grid, lambda times: replace(planner.study_point, load=times), lambda times: f"load times {times:g}"
+        grid,
+        lambda times: replace(planner.study_point, load=times),
+        lambda times: f"load times {times:g}",
     )
 
 
@@ -157,16 +170,22 @@ def tier(planner: Planner) -> SearchResult:
     name, rules = list(store.tiers.items())[-1]
 
     def point(size: float) -> Point:
-        return replace(planner.study_point, store=replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}))
+        return replace(
+            planner.study_point,
+            store=replace(store, tiers=store.tiers | {name: replace(rules, gib=size)}),
+        )
 
     stored = planner.references["no_limit"].mean("cached_bytes")
     assert stored is not None, "every run reports the bytes that it stored"
-    grid = geometric(stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.analyses.plan.resolution)
+    grid = geometric(
+        stored / GIB / SMALLEST, 2 * stored / GIB, planner.study.analyses.plan.resolution
+    )
     border = planner.border(grid, point, lambda size: f"{name} {size:g} GiB")
     best = border.outcomes[len(grid) - 1]
     if border.value is None:
         verdict = (
-            f"a larger {name} will not help: with room for everything that is ever stored, {value_of(best, best.worst)}"
+            f"a larger {name} will not help: with room for everything that is ever stored, "
+            f"{value_of(best, best.worst)}"
         )
     else:
         verdict = f"{border.value:g} GiB of {name} beside {planner.memory_text} meet {planner.targets_text}"
@@ -197,14 +216,20 @@ def replicas(planner: Planner) -> SearchResult:
     most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (utilisation or 0.0)))
     grid = [float(count) for count in range(1, most + 1)]
     border = planner.border(
-        grid, lambda count: replace(planner.study_point, replicas=round(count)), lambda count: f"{count:g} replicas"
+        grid,
+        lambda count: replace(planner.study_point, replicas=round(count)),
+        lambda count: f"{count:g} replicas",
     )
     fewest = None if border.value is None else round(border.value)
     best = border.outcomes[most - 1]
     if fewest is None:
-        verdict = f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
+        verdict = (
+            f"replicas will not help: with the largest number tried, {value_of(best, best.worst)}"
+        )
     else:
-        template = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
+        template = (
+            "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
+        )
         verdict = f"{template.format(planner.memory_text)} {planner.targets_text}"
     return SearchResult(
         axis=REPLICAS_AXIS,
@@ -238,7 +263,9 @@ def ratio(planner: Planner) -> SearchResult:
         if _fits_largest(planner, store)
     }
     if not points:
-        raise ValueError(f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request")
+        raise ValueError(
+            f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request"
+        )
     marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))
     return scan(planner, RATIO_AXIS, points, lambda value: f"states ÷ KV = {value:g}", marks)
 
@@ -260,9 +287,13 @@ INTERVAL_AXIS = Axis("interval", "tokens between two states")
 
 @SEARCHES.register("interval")
 def interval(planner: Planner) -> SearchResult:
-    """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and matching stay."""
+    """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and
+    matching stay."""
     study, strategy = planner.study, planner.strategy
-    unit, longest = max(strategy.block_size, study.model.grid), max(request.num_tokens for request in planner.requests)
+    unit, longest = (
+        max(strategy.block_size, study.model.grid),
+        max(request.num_tokens for request in planner.requests),
+    )
     steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
     placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}
     points = {
@@ -282,7 +313,8 @@ SIZES = (16, 32, 64, 128, 256, 512)
 
 @SEARCHES.register("block")
 def block(planner: Planner) -> SearchResult:
-    """Try powers of two from 16 and the arm's own size, where the largest request fits the study's memory."""
+    """Try powers of two from 16 and the arm's own size, where the largest request fits the study's
+    memory."""
     strategy, total = planner.strategy, planner.study.store.total_gib
     arm_size = strategy.block_size if strategy.pool is None else strategy.pool.block_size
     sizes = sorted({*SIZES, arm_size or SIZES[0]})

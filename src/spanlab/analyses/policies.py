@@ -50,11 +50,13 @@ class RuleResult:
     """One rule at one point of a study.
 
     `hit_rates`   reused ÷ prompt tokens, by seed
-    `offline`     upper bound of the hit rate of any cache with this unit and memory; None where unknown
+    `offline`     upper bound of the hit rate of any cache with this unit and memory; None where
+                  unknown
     `infinite`    share of the prompt tokens that an infinite cache reuses
     `resident`    bytes of KV and states, mean over time and seeds
     `ttft_s`      mean, p50 and p95; None where the queue grows, or there are too few requests
-    `ttft_regret_s`  mean TTFT - its lower bound for such caches; None as `offline`, and where the queue grows
+    `ttft_regret_s`  mean TTFT - its lower bound for such caches; None as `offline`, and where the
+                     queue grows
     `lost`        the avoidable cause to which most tokens were lost; empty where none were
     `lost_share`  its share of the prompt tokens
     """
@@ -85,10 +87,14 @@ class RuleResult:
         return asdict(self) | {"hit_rate": self.hit_rate._asdict(), "of_bound": self.of_bound}
 
 
-def rule_result(arm: str, family: str, summary: Mapping[str, Any], hit_rates: Sequence[float]) -> RuleResult:
+def rule_result(
+    arm: str, family: str, summary: Mapping[str, Any], hit_rates: Sequence[float]
+) -> RuleResult:
     """Return the result of one rule from the arm's entry in `summary.json`."""
     tokens, bounds, sizes = summary["tokens"], summary["bounds"], summary["bytes"]
-    lost = {cause: tokens["lost_by_cause"][cause] for cause in LOSS_CAUSES if cause not in UNAVOIDABLE}
+    lost = {
+        cause: tokens["lost_by_cause"][cause] for cause in LOSS_CAUSES if cause not in UNAVOIDABLE
+    }
     main = max(lost, key=lambda cause: lost[cause])
     regret = bounds["regret_points"]
     return RuleResult(
@@ -106,14 +112,21 @@ def rule_result(arm: str, family: str, summary: Mapping[str, Any], hit_rates: Se
 
 
 def best_of(rules: Sequence[RuleResult]) -> dict[str, RuleResult]:
-    """Return the rule with the highest hit rate by family; families in the order of their first rules."""
+    """Return the rule with the highest hit rate by family; families in the order of their first
+    rules."""
     families = dict.fromkeys(rule.family for rule in rules)
-    rules_by_family = {family: [rule for rule in rules if rule.family == family] for family in families}
-    return {family: max(members, key=lambda rule: rule.hit_rate.mean) for family, members in rules_by_family.items()}
+    rules_by_family = {
+        family: [rule for rule in rules if rule.family == family] for family in families
+    }
+    return {
+        family: max(members, key=lambda rule: rule.hit_rate.mean)
+        for family, members in rules_by_family.items()
+    }
 
 
 def lead(rule: RuleResult, other: RuleResult) -> Interval:
-    """Return the lead of a rule over another in percentage points of hit rate, paired by seed; Student's t."""
+    """Return the lead of a rule over another in percentage points of hit rate, paired by seed;
+    Student's t."""
     return t_interval(lead_by_seed(rule, other))
 
 
@@ -124,7 +137,8 @@ def lead_by_seed(rule: RuleResult, other: RuleResult) -> Floats:
 
 
 def held_out_lead_by_seed(rules: Sequence[RuleResult], others: Sequence[RuleResult]) -> Floats:
-    """Return the lead of the best of `rules` over the best of `others`, both chosen on all other seeds; shape (seeds,).
+    """Return the lead of the best of `rules` over the best of `others`, both chosen on all other
+    seeds; shape (seeds,).
 
     So no seed judges a rule that it has chosen. Needs two seeds.
     """
@@ -171,7 +185,9 @@ def policy_points(points: Sequence[SweepPoint]) -> list[PolicyPoint]:
             values = [value for key, value in point.settings.items() if key != BUDGET]
             panel = " ".join(values) or point.summary["workload"]["kind"]
             findings = point.summary["policies"]
-            ran.append(PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"]))))
+            ran.append(
+                PolicyPoint(panel, findings["budget_gib"], tuple(map(rule_of, findings["rules"])))
+            )
     return ran
 
 
@@ -196,8 +212,17 @@ def panels_of(points: Sequence[PolicyPoint]) -> dict[str, list[PolicyPoint]]:
 
 GIB = 2.0**30
 _COLS = 3
-_STROKES = (("#56b4e9", "o"), ("#0072b2", "s"), ("#d55e00", "D"), ("#009e73", "^"), ("#cc79a7", "v"))
-_BOUNDS = {"offline": ("offline bound", (0, (4, 2))), "infinite": ("cache without limit", (0, (1, 1.5)))}
+_STROKES = (
+    ("#56b4e9", "o"),
+    ("#0072b2", "s"),
+    ("#d55e00", "D"),
+    ("#009e73", "^"),
+    ("#cc79a7", "v"),
+)
+_BOUNDS = {
+    "offline": ("offline bound", (0, (4, 2))),
+    "infinite": ("cache without limit", (0, (1, 1.5))),
+}
 _TITLES = {
     "token_hit_rate": "Prompt tokens reused over resident bytes: the best rule of each family",
     "ttft_mean_s": "Mean TTFT over resident bytes: the best rule of each family",
@@ -205,7 +230,8 @@ _TITLES = {
 
 
 def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:
-    """Draw a panel per workload: a line per family through its best rules by `measure`, a dot per rule.
+    """Draw a panel per workload: a line per family through its best rules by `measure`, a dot per
+    rule.
 
     `measure`  token_hit_rate, with its bounds, or ttft_mean_s
     """
@@ -215,7 +241,14 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
     panels = {name: panels[name] for name in dict.fromkeys(point.panel for point in points)}
     margins = style.Margins(top=0.65, bottom=0.95)
     figure, [*axes, legend] = style.panels(
-        footer, _TITLES[measure], len(panels) + 1, _COLS, (1.4, 2.55), margins=margins, hspace=0.42, wspace=0.3
+        footer,
+        _TITLES[measure],
+        len(panels) + 1,
+        _COLS,
+        (1.4, 2.55),
+        margins=margins,
+        hspace=0.42,
+        wspace=0.3,
     )
     families = list(dict.fromkeys(rule.family for point in points for rule in point.rules))
     for ax, (name, panel_points) in zip(axes, panels.items(), strict=True):
@@ -225,12 +258,33 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
         ax.set_ylabel(_LABELS[measure], fontsize=style.LABEL_PT)
     legend.set_axis_off()
     lines = [
-        Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.5, label=f"best of {family}")
+        Line2D(
+            [],
+            [],
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=1.5,
+            label=f"best of {family}",
+        )
         for family, (colour, marker) in zip(families, _STROKES, strict=False)
     ]
-    lines.append(Line2D([], [], color="#bbbbbb", marker="o", markersize=3, linewidth=0, label="every rule and budget"))
+    lines.append(
+        Line2D(
+            [],
+            [],
+            color="#bbbbbb",
+            marker="o",
+            markersize=3,
+            linewidth=0,
+            label="every rule and budget",
+        )
+    )
     if measure == "token_hit_rate":
-        lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _BOUNDS.values()]
+        lines += [
+            Line2D([], [], color=style.INK, linestyle=dash, label=name)
+            for name, dash in _BOUNDS.values()
+        ]
     legend.legend(handles=lines, loc="center left", fontsize=8.5, frameon=False)
     return figure
 
@@ -238,8 +292,12 @@ def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> F
 _LABELS = {"token_hit_rate": "reused (% of prompt tokens)", "ttft_mean_s": "mean TTFT (s)"}
 
 
-def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str], measure: str) -> None:
-    all_rules = [rule for point in points for rule in point.rules if _value(rule, measure) is not None]
+def _draw_panel(
+    ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str], measure: str
+) -> None:
+    all_rules = [
+        rule for point in points for rule in point.rules if _value(rule, measure) is not None
+    ]
     resident = np.array([rule.resident for rule in all_rules]) / GIB
     values = np.array([_value(rule, measure) for rule in all_rules], dtype=np.float64)
     ax.scatter(resident, values, s=7, color="#bbbbbb", linewidths=0)
@@ -258,7 +316,9 @@ def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str]
             _draw_bound(ax, points, bound)
         ax.set_ylim(0, 100)
     else:
-        style.log_scale(ax.yaxis, *style.positive_range(np.array([_value(rule, measure) for rule in all_rules])))
+        style.log_scale(
+            ax.yaxis, *style.positive_range(np.array([_value(rule, measure) for rule in all_rules]))
+        )
     budgets = sorted(point.gib for point in points if point.gib is not None)
     if budgets:
         ax.set_xscale("log")
@@ -282,8 +342,14 @@ def _best(rules: Sequence[RuleResult], measure: str) -> RuleResult | None:
 
 
 def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
-    """Draw the largest bound of any rule by budget, because units differ; points are left of their budget."""
-    options: dict[str, Any] = {"color": style.INK, "linewidth": 1.1, "linestyle": _BOUNDS[bound][1], "zorder": 2}
+    """Draw the largest bound of any rule by budget, because units differ; points are left of their
+    budget."""
+    options: dict[str, Any] = {
+        "color": style.INK,
+        "linewidth": 1.1,
+        "linestyle": _BOUNDS[bound][1],
+        "zorder": 2,
+    }
     bounds = [[getattr(rule, bound) for rule in point.rules] for point in points]
     levels = [100 * max(value for value in values if value is not None) for values in bounds]
     budgets = [point.gib for point in points if point.gib is not None]
@@ -334,7 +400,8 @@ _RULE_FIELDS = (
 
 
 def ranking_table(points: Sequence[PolicyPoint]) -> Table:
-    """Return a row per rule, best first: the share of the offline bound by workload, mean over budgets."""
+    """Return a row per rule, best first: the share of the offline bound by workload, mean over
+    budgets."""
     panels = panels_of(points)
     reached = {panel: _reached(panel_points) for panel, panel_points in panels.items()}
     families = {rule.arm: rule.family for point in points for rule in point.rules}
@@ -352,13 +419,18 @@ def ranking_table(points: Sequence[PolicyPoint]) -> Table:
         *(Field(name, panel.replace("_", " "), percent) for panel, name in names.items()),
         Field("of_bound_mean", "mean", percent),
     )
-    budgets = ", ".join(f"{gib:g}" for gib in dict.fromkeys(point.gib for point in points) if gib is not None)
+    budgets = ", ".join(
+        f"{gib:g}" for gib in dict.fromkeys(point.gib for point in points) if gib is not None
+    )
     note = f"each number is a mean over budgets{f' of {budgets} GiB' if budgets else ''} and seeds"
-    return tabulate("policies", "Token hit rate ÷ offline bound, by rule", fields, rows, (_BOUND_NOTE, note))
+    return tabulate(
+        "policies", "Token hit rate ÷ offline bound, by rule", fields, rows, (_BOUND_NOTE, note)
+    )
 
 
 def _reached(points: Sequence[PolicyPoint]) -> dict[str, float | None]:
-    """Return each rule's mean share of the offline bound over points; None where a point has no bound."""
+    """Return each rule's mean share of the offline bound over points; None where a point has no
+    bound."""
     shares: dict[str, list[float | None]] = {}
     for point in points:
         for rule in point.rules:
@@ -372,7 +444,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def best_table(points: Sequence[PolicyPoint]) -> Table:
-    """A row per point and family: its best rule, and its lead over the best rule of the first family."""
+    """A row per point and family: its best rule, and its lead over the best rule of the first
+    family."""
     fields = (
         Field("point", "point", word, left=True),
         Field("family", "family", word, "rule.family", left=True),
@@ -420,11 +493,18 @@ FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
 
 
 def policies_of_study(finished: Finished) -> Findings:
-    """Return the rules of one study; arms outside all families, such as a baseline, are left out."""
-    families = {arm: family for family, arms in finished.study.analyses.families.arms.items() for arm in arms}
+    """Return the rules of one study; arms outside all families, such as a baseline, are left
+    out."""
+    families = {
+        arm: family
+        for family, arms in finished.study.analyses.families.arms.items()
+        for arm in arms
+    }
     order = list(finished.study.analyses.families.arms)
     arms = [result.data for result in finished.results if result.data.name in families]
-    rules = sorted((_rule(arm, families[arm.name]) for arm in arms), key=lambda rule: order.index(rule.family))
+    rules = sorted(
+        (_rule(arm, families[arm.name]) for arm in arms), key=lambda rule: order.index(rule.family)
+    )
     gib = finished.study.store.total_gib
     points = [PolicyPoint(finished.study.workload.kind, gib, tuple(rules))]
     entry = {"budget_gib": gib, "rules": [rule.plain() for rule in rules]}
@@ -434,21 +514,35 @@ def policies_of_study(finished: Finished) -> Findings:
 def _rule(arm: ArmData, family: str) -> RuleResult:
     seeds = np.unique(arm.columns["seed"])
     reused, prompt = (
-        np.array([arm.columns[f"{name}_tokens"][arm.columns["seed"] == seed].sum() for seed in seeds])
+        np.array(
+            [arm.columns[f"{name}_tokens"][arm.columns["seed"] == seed].sum() for seed in seeds]
+        )
         for name in ("reused", "prompt")
     )
     return rule_result(arm.name, family, arm.summary, (reused / prompt).tolist())
 
 
 def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Return all points: each rule's share of the offline bound, and two figures over resident bytes."""
+    """Return all points: each rule's share of the offline bound, and two figures over resident
+    bytes."""
     rule_points, drawing = policy_points(points), draw_policies
     return Findings(
         summary={"policies": point_entries(points, "policies")},
         tables=(ranking_table(rule_points), best_table(rule_points)),
         further=(rules_table(rule_points),),
-        figures={name: partial(drawing, rule_points, footer_of(points), measure) for name, measure in FIGURES.items()},
+        figures={
+            name: partial(drawing, rule_points, footer_of(points), measure)
+            for name, measure in FIGURES.items()
+        },
     )
 
 
-ANALYSES.add(Analysis("policies", policies_of_study, needs=(ARMS,), check=check_families, of_points=policies_of_points))
+ANALYSES.add(
+    Analysis(
+        "policies",
+        policies_of_study,
+        needs=(ARMS,),
+        check=check_families,
+        of_points=policies_of_points,
+    )
+)

@@ -1,4 +1,5 @@
-"""The analysis `prefill`: time to first token by the workload's labels, of one request at a time."""
+"""The analysis `prefill`: time to first token by the workload's labels, of one request at a
+time."""
 
 from __future__ import annotations
 
@@ -54,7 +55,15 @@ from spanlab.settings.study import Study
 from spanlab.study.bounds import ArmFailure, family
 from spanlab.study.jobs import repeated_arm, run_cells
 from spanlab.study.logs import LoggedStep, read_steps
-from spanlab.study.numbers import ArmFiles, Columns, RunCell, at_rate, read_outputs, read_records, select
+from spanlab.study.numbers import (
+    ArmFiles,
+    Columns,
+    RunCell,
+    at_rate,
+    read_outputs,
+    read_records,
+    select,
+)
 from spanlab_sim.bounds import Bound
 
 if TYPE_CHECKING:
@@ -76,12 +85,23 @@ def read_logits(study: Study, arm: str, files: ArmFiles) -> Logits:
     """Return logits of the first token by seed and request; empty where they were not recorded."""
     if study.engine.record not in ("first_logits", "logits"):
         return {}
-    by_seed = {seed: read_outputs(files.outputs(arm, cell)).logits for seed, cell in _cells(study, arm).items()}
-    return {(seed, request): rows[0] for seed, logits in by_seed.items() for request, rows in logits.items()}
+    by_seed = {
+        seed: read_outputs(files.outputs(arm, cell)).logits
+        for seed, cell in _cells(study, arm).items()
+    }
+    return {
+        (seed, request): rows[0]
+        for seed, logits in by_seed.items()
+        for request, rows in logits.items()
+    }
 
 
 def read_prefills(
-    study: Study, arm: str, files: ArmFiles, rates: DeviceRates | None, reference: Logits | None = None
+    study: Study,
+    arm: str,
+    files: ArmFiles,
+    rates: DeviceRates | None,
+    reference: Logits | None = None,
 ) -> ArmPrefills:
     """Return the counted requests of one arm at the study's own load.
 
@@ -122,7 +142,11 @@ def _gaps(columns: Columns, logits: Logits, reference: Logits) -> Floats:
 
 def _cells(study: Study, arm: str) -> dict[int, RunCell]:
     """Return the cells at the study's own load, by seed."""
-    return {cell.seed: cell for cell in run_cells(study, arm) if cell.rate_rps == study.arrivals.rate_rps}
+    return {
+        cell.seed: cell
+        for cell in run_cells(study, arm)
+        if cell.rate_rps == study.arrivals.rate_rps
+    }
 
 
 def _measured(
@@ -130,9 +154,13 @@ def _measured(
 ) -> tuple[dict[str, Floats], Floats]:
     """Return seconds by part, and lower bounds, of every request."""
     rows = []
-    admitted, first = (np.rint(columns[name] * 1e9).astype(np.int64) for name in ("admitted_s", "first_token_s"))
+    admitted, first = (
+        np.rint(columns[name] * 1e9).astype(np.int64) for name in ("admitted_s", "first_token_s")
+    )
     waited = delays_of(columns)["ttft_s"]
-    for seed, start, end, ttft in zip(columns["seed"].tolist(), admitted.tolist(), first.tolist(), waited, strict=True):
+    for seed, start, end, ttft in zip(
+        columns["seed"].tolist(), admitted.tolist(), first.tolist(), waited, strict=True
+    ):
         # from the request's admission to its first token, in nanoseconds
         begin = bisect_left(logs[seed], start, key=lambda step: step.started_ns)
         stop = bisect_right(logs[seed], end, key=lambda step: step.ended_ns)
@@ -189,9 +217,15 @@ _FIELDS = (
 
 
 def prefill_table(entries: Sequence[PrefillRow], labels: Sequence[str], baseline: str) -> Table:
-    """Return a table of the entries, in their order; `labels` are the names of their label columns."""
+    """Return a table of the entries, in their order; `labels` are the names of their label
+    columns."""
     names = [
-        Field(label, label, lambda value: Cell(value, f"{value:,}" if isinstance(value, int) else value), left=True)
+        Field(
+            label,
+            label,
+            lambda value: Cell(value, f"{value:,}" if isinstance(value, int) else value),
+            left=True,
+        )
         for label in labels
     ]
     fields = (Field("arm", "arm", word, left=True), *names, *_FIELDS)
@@ -218,7 +252,8 @@ def length_axis(axis: Axis, lengths: list[float]) -> None:
 
 
 def name_axes(figure: Figure, x: str, y: str) -> None:
-    """Name the axes of all panels once: y on the left, x between the lowest ticks and the footer."""
+    """Name the axes of all panels once: y on the left, x between the lowest ticks and the
+    footer."""
     bottom: float = min(ax.get_position().y0 for ax in figure.axes)
     below = bottom - 0.52 / figure.get_figheight()
     figure.supylabel(y, fontsize=style.LABEL_PT, color=style.INK, x=0.01)
@@ -234,10 +269,15 @@ _CAPTURE_TICKS = (0, 1, 3, 10, 30, 100, 300, 1000)
 
 
 def draw_prefill_capture(data: PrefillData) -> Figure | None:
-    """Draw TTFT with captures ÷ TTFT of the baseline − 1, with 95 % intervals, by length; None without captures."""
+    """Draw TTFT with captures ÷ TTFT of the baseline − 1, with 95 % intervals, by length; None
+    without captures."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    entries = [entry for entry in data.without_baseline() if entry["reused_tokens"] == 0 and entry["speedup"]]
+    entries = [
+        entry
+        for entry in data.without_baseline()
+        if entry["reused_tokens"] == 0 and entry["speedup"]
+    ]
     if not any(entry["captured_states"] for entry in entries):
         return None
     lengths = sorted({entry["prompt_tokens"] for entry in entries})
@@ -255,7 +295,13 @@ def draw_prefill_capture(data: PrefillData) -> Figure | None:
     strokes = style.strokes(data.families().items())
     for ax, length in zip(panels, lengths, strict=True):
         goal = 100 * MOST_OVERHEAD
-        ax.plot([0, FEW_STATES], [goal, goal], color="#cc3311", linewidth=1.2, label=f"goal, to {FEW_STATES} states")
+        ax.plot(
+            [0, FEW_STATES],
+            [goal, goal],
+            color="#cc3311",
+            linewidth=1.2,
+            label=f"goal, to {FEW_STATES} states",
+        )
         for entry in entries:
             if entry["prompt_tokens"] == length:
                 _capture_draw_arm(ax, entry, strokes[entry["arm"]])
@@ -271,14 +317,20 @@ def draw_prefill_capture(data: PrefillData) -> Figure | None:
     name_axes(figure, "states captured in the prefill", "capture overhead (% of the cold prefill)")
     handles, names = panels[0].get_legend_handles_labels()
     anchor = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
-    figure.legend(handles, names, loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)
+    figure.legend(
+        handles, names, loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False
+    )
     return figure
 
 
 def _capture_draw_arm(ax: Axes, entry: Entry, stroke: style.Stroke) -> None:
     low, mean, high = overhead(entry)
     middle = 100 * mean
-    spread = None if low is None or high is None else np.array([[middle - 100 * low], [100 * high - middle]])
+    spread = (
+        None
+        if low is None or high is None
+        else np.array([[middle - 100 * low], [100 * high - middle]])
+    )
     ax.errorbar(
         entry["captured_states"],
         middle,
@@ -308,9 +360,12 @@ _CUT = 4  # times the median: longer bars end there, with their length as a numb
 
 
 def draw_prefill_parts(data: PrefillData) -> Figure | None:
-    """Draw stacked medians of requests that reuse at least half of their prompt, and a mark at their bound."""
+    """Draw stacked medians of requests that reuse at least half of their prompt, and a mark at
+    their bound."""
     longest = data.lengths()[-1]
-    entries = [entry for entry in data.entries if entry["prompt_tokens"] == longest and entry["parts_s"]]
+    entries = [
+        entry for entry in data.entries if entry["prompt_tokens"] == longest and entry["parts_s"]
+    ]
     # the long bars of entries that reuse less would hide the others
     entries = [entry for entry in entries if entry["token_hit_rate"] >= 0.5]
     if not entries:
@@ -342,7 +397,15 @@ def _draw_bars(ax: Axes, entries: list[Entry], factor: float) -> None:
             ax.barh(range(len(entries)), widths, left=starts, height=0.62, color=colour, label=name)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     bounds = [entry["bound_s"] * factor for entry in entries]
-    ax.plot(bounds, range(len(entries)), "|", color=style.INK, markersize=13, markeredgewidth=1.8, label="bound")
+    ax.plot(
+        bounds,
+        range(len(entries)),
+        "|",
+        color=style.INK,
+        markersize=13,
+        markeredgewidth=1.8,
+        label="bound",
+    )
 
 
 def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:
@@ -354,7 +417,15 @@ def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:
     for row, total in enumerate(totals):
         if total > limit:
             text = f"{significant(total)} {unit} →"
-            ax.text(0.99 * limit, row, text, ha="right", va="center", fontsize=style.TICK_PT, color="white")
+            ax.text(
+                0.99 * limit,
+                row,
+                text,
+                ha="right",
+                va="center",
+                fontsize=style.TICK_PT,
+                color="white",
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -382,16 +453,27 @@ def draw_prefill_reuse(data: PrefillData) -> Figure | None:
     unit = style.time_unit(max(entry["ttft_s"]["p75"] for entry in data.entries))
     # a shade for each length, light to dark
     step = (_LIGHTEST - _DARKEST) / max(len(lengths) - 1, 1)
-    shades = [to_hex(colormaps["viridis"](_LIGHTEST - step * index)) for index in range(len(lengths))]
+    shades = [
+        to_hex(colormaps["viridis"](_LIGHTEST - step * index)) for index in range(len(lengths))
+    ]
     for length, shade in zip(lengths, shades, strict=True):
         entries = [entry for entry in data.entries if entry["prompt_tokens"] == length]
         reused = [entry["reused_tokens"] for entry in entries]
         low, middle, high = (
-            np.array([entry["ttft_s"][point] for entry in entries]) * unit.factor for point in ("p25", "p50", "p75")
+            np.array([entry["ttft_s"][point] for entry in entries]) * unit.factor
+            for point in ("p25", "p50", "p75")
         )
         spread = (middle - low, high - middle)
-        ax.errorbar(reused, middle, spread, fmt="o", color=shade, markersize=4, elinewidth=0.8, alpha=0.8)
-        ax.plot(reused, [entry["bound_s"] * unit.factor for entry in entries], "x", color=shade, markersize=4)
+        ax.errorbar(
+            reused, middle, spread, fmt="o", color=shade, markersize=4, elinewidth=0.8, alpha=0.8
+        )
+        ax.plot(
+            reused,
+            [entry["bound_s"] * unit.factor for entry in entries],
+            "x",
+            color=shade,
+            markersize=4,
+        )
     times = [entry["bound_s"] for entry in data.entries]
     times += [entry["ttft_s"][point] for entry in data.entries for point in ("p25", "p75")]
     bottom, top = style.positive_range(np.array(times) * unit.factor)
@@ -402,7 +484,9 @@ def draw_prefill_reuse(data: PrefillData) -> Figure | None:
     keys = [Line2D([], [], color=shade, marker="o", linestyle="", markersize=5) for shade in shades]
     keys.append(Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=4))
     labels = [*names, "bound, measured rates"]
-    ax.legend(keys, labels, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8.5, frameon=False)
+    ax.legend(
+        keys, labels, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8.5, frameon=False
+    )
     return figure
 
 
@@ -416,12 +500,18 @@ _LINES: tuple[LineStyleType, ...] = ("-", (0, (4, 1.5)), (0, (2, 1)), (0, (6, 1.
 
 
 def draw_prefill_speedup(data: PrefillData) -> Figure | None:
-    """Draw ratios of mean TTFT with 95 % bands, ratios of bounds dotted; None without speedups or two lengths."""
-    entries = [entry for entry in data.without_baseline() if entry["speedup"] and entry["reused_tokens"]]
+    """Draw ratios of mean TTFT with 95 % bands, ratios of bounds dotted; None without speedups or
+    two lengths."""
+    entries = [
+        entry for entry in data.without_baseline() if entry["speedup"] and entry["reused_tokens"]
+    ]
     lengths = sorted({entry["prompt_tokens"] for entry in entries})
     if len(lengths) < 2:
         return None
-    arms, names = (list(dict.fromkeys(values)) for values in ([e["arm"] for e in entries], map(data.name, entries)))
+    arms, names = (
+        list(dict.fromkeys(values))
+        for values in ([e["arm"] for e in entries], map(data.name, entries))
+    )
     rows = -(-len(arms) // _SPEEDUP_COLS)
     figure, axes = style.framed_with(
         data.footer,
@@ -438,14 +528,21 @@ def draw_prefill_speedup(data: PrefillData) -> Figure | None:
     strokes = style.strokes(data.families().items())
     for ax, arm in zip(panels, arms, strict=False):
         for index, name in enumerate(names):
-            points = [entry for entry in entries if entry["arm"] == arm and data.name(entry) == name]
+            points = [
+                entry for entry in entries if entry["arm"] == arm and data.name(entry) == name
+            ]
             _draw_curve(ax, curve(points), strokes[arm], _LINES[index % len(_LINES)])
         ax.axhline(1, color="#999999", linewidth=0.6)
         ax.set_title(arm, fontsize=8, loc="left", color=style.INK, pad=3)
     for index, ax in enumerate(panels[len(arms) :], len(arms)):
         ax.set_axis_off()
         panels[index - _SPEEDUP_COLS].tick_params(labelbottom=index >= _SPEEDUP_COLS)
-    factors = [value for entry in entries for value in (entry["speedup"]["mean"], entry["ratio_of_bounds"]) if value]
+    factors = [
+        value
+        for entry in entries
+        for value in (entry["speedup"]["mean"], entry["ratio_of_bounds"])
+        if value
+    ]
     length_axis(panels[0].xaxis, lengths)
     style.log_scale(panels[0].yaxis, min(factors), max(factors))
     panels[0].set_ylim(min(*factors, 1) / 1.3, max(factors) * 1.3)
@@ -462,7 +559,15 @@ def _draw_curve(ax: Axes, entries: list[Entry], stroke: style.Stroke, line: Line
         low, high = ([entry["speedup"][end] for entry in entries] for end in ("low", "high"))
         ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.2, linewidth=0)
     means = [entry["speedup"]["mean"] for entry in entries]
-    ax.plot(lengths, means, color=stroke.colour, marker=stroke.marker, markersize=4, linewidth=1.3, linestyle=line)
+    ax.plot(
+        lengths,
+        means,
+        color=stroke.colour,
+        marker=stroke.marker,
+        markersize=4,
+        linewidth=1.3,
+        linestyle=line,
+    )
 
 
 def _speedup_label(figure: Figure, names: list[str]) -> None:
@@ -474,7 +579,9 @@ def _speedup_label(figure: Figure, names: list[str]) -> None:
         for index in range(len(names))
     ]
     anchor = 0.07, 1 - 0.3 / figure.get_figheight()
-    figure.legend(keys, names, loc="upper left", bbox_to_anchor=anchor, ncols=3, fontsize=8, frameon=False)
+    figure.legend(
+        keys, names, loc="upper left", bbox_to_anchor=anchor, ncols=3, fontsize=8, frameon=False
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -510,7 +617,9 @@ def draw_prefill_ttft(data: PrefillData) -> Figure | None:
     for ax, name in zip(panels, names, strict=True):
         entries = [entry for entry in data.entries if data.name(entry) == name]
         for arm, stroke in strokes.items():
-            _ttft_draw_arm(ax, curve([entry for entry in entries if entry["arm"] == arm]), stroke, unit.factor)
+            _ttft_draw_arm(
+                ax, curve([entry for entry in entries if entry["arm"] == arm]), stroke, unit.factor
+            )
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
     length_axis(panels[0].xaxis, lengths)
     style.log_scale(panels[0].yaxis, *style.positive_range(times * unit.factor))
@@ -518,13 +627,17 @@ def draw_prefill_ttft(data: PrefillData) -> Figure | None:
     keys = [Line2D([], [], markersize=4, **stroke.options) for stroke in strokes.values()]
     right = style.margins_for(strokes).right
     anchor = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / figure.get_figheight()
-    figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False)
+    figure.legend(
+        keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False
+    )
     return figure
 
 
 def _ttft_draw_arm(ax: Axes, entries: list[Entry], stroke: style.Stroke, factor: float) -> None:
     lengths = [entry["prompt_tokens"] for entry in entries]
-    low, middle, high = ([entry["ttft_s"][point] * factor for entry in entries] for point in ("p25", "p50", "p75"))
+    low, middle, high = (
+        [entry["ttft_s"][point] * factor for entry in entries] for point in ("p25", "p50", "p75")
+    )
     ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
     ax.plot(lengths, middle, markersize=4, linewidth=1.2, **stroke.options)
 
@@ -544,14 +657,22 @@ def compare_prefills(finished: Finished) -> Findings:
     rates = None if finished.facts is None else finished.facts.rates
     base = finished.files.get(study.runs.baseline)
     logits = read_logits(study, study.runs.baseline, base) if base and finished.facts else None
-    arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
+    arms = [
+        read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()
+    ]
     named = labels or {"request": ("all",) * len(finished.workload.requests)}
     plain = finished.plain
-    beside = read_prefills(study, repeated_arm(study), plain, None) if isinstance(plain, ArmFiles) else None
+    beside = (
+        read_prefills(study, repeated_arm(study), plain, None)
+        if isinstance(plain, ArmFiles)
+        else None
+    )
     entries = prefill_entries(arms, named, study.runs.baseline, beside)
     if finished.noise_sentence("speedups"):
         entries = [entry | {"speedup": None, "over_plain": None} for entry in entries]
-    findings = _findings(entries, list(named), study.runs.baseline, f"{finished.name} · {footer(finished)}")
+    findings = _findings(
+        entries, list(named), study.runs.baseline, f"{finished.name} · {footer(finished)}"
+    )
     if isinstance(plain, ArmFailure):
         return replace(findings, caveats=(f"no times of plain transformers: {plain.sentence}",))
     return findings
@@ -562,9 +683,15 @@ def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     ran = {point.run: point.summary or {} for point in points}
     summaries = [summary["prefill"] for summary in ran.values()]
     first = next(iter(ran.values()))
-    provenance = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
+    provenance = (
+        f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
+    )
     noisy = sum(summary.get("machine_noise", {}).get("noisy", False) for summary in ran.values())
-    footer = f"{provenance} · no speedups at {noisy} of them, for the machine was noisy" if noisy else provenance
+    footer = (
+        f"{provenance} · no speedups at {noisy} of them, for the machine was noisy"
+        if noisy
+        else provenance
+    )
     return _findings(
         [entry for summary in summaries for entry in summary["entries"]],
         summaries[0]["labels"],
@@ -573,11 +700,20 @@ def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     )
 
 
-def _findings(entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, footer: str) -> Findings:
-    """Return table and figures of entries, of one study or of all points of a sweep; `footer` is for figures."""
+def _findings(
+    entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, footer: str
+) -> Findings:
+    """Return table and figures of entries, of one study or of all points of a sweep; `footer` is
+    for figures."""
     data = PrefillData(entries, tuple(labels), baseline, footer)
     return Findings(
-        summary={"prefill": {"labels": list(labels), "entries": entries, "capture_goal": capture_goal(entries)}},
+        summary={
+            "prefill": {
+                "labels": list(labels),
+                "entries": entries,
+                "capture_goal": capture_goal(entries),
+            }
+        },
         tables=(prefill_table(entries, labels, baseline),),
         figures={name: partial(drawing, data) for name, drawing in FIGURES.items()},
     )
@@ -586,9 +722,17 @@ def _findings(entries: list[dict[str, Any]], labels: Sequence[str], baseline: st
 def _check(study: Study) -> None:
     """Raise ValueError where prefills share the device."""
     if (clients := study.arrivals.clients) != 1:
-        raise ValueError(f"analyses=prefill with arrivals.clients={clients}: expected arrivals=closed_loop with 1")
+        raise ValueError(
+            f"analyses=prefill with arrivals.clients={clients}: expected arrivals=closed_loop with 1"
+        )
 
 
 ANALYSES.add(
-    Analysis("prefill", compare_prefills, needs=(REPEAT, LABELS, PLAIN), check=_check, of_points=prefills_of_points)
+    Analysis(
+        "prefill",
+        compare_prefills,
+        needs=(REPEAT, LABELS, PLAIN),
+        check=_check,
+        of_points=prefills_of_points,
+    )
 )

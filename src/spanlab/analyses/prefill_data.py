@@ -22,21 +22,25 @@ from spanlab.stats import Clusters, positive_ratio
 Floats = NDArray[np.float64]
 Label = str | int
 
-#: Parts of the time to first token that steps report, in the order of a step's phases; the remainder is `other_s`.
+#: Parts of the time to first token that steps report, in the order of a step's phases; the
+#: remainder is `other_s`.
 PHASES = ("plan_s", "copy_s", "fill_s", "repair_s", "prefill_s")
 PARTS = (*PHASES, "other_s")
 
-#: The goal for captures: up to FEW_STATES states cost at most the share MOST_OVERHEAD of a cold prefill.
+#: The goal for captures: up to FEW_STATES states cost at most the share MOST_OVERHEAD of a cold
+#: prefill.
 FEW_STATES, MOST_OVERHEAD = 8, 0.05
 
 
 @dataclass(frozen=True)
 class ArmPrefills:
-    """The counted requests of one arm, all seeds together; arrays of shape (n,), seconds and prompt tokens.
+    """The counted requests of one arm, all seeds together; arrays of shape (n,), seconds and prompt
+    tokens.
 
     `parts`      seconds by part; empty where steps were not measured
     `bound_s`    lower bound of the time of the request's steps; None where no rates were measured
-    `logit_gap`  largest difference of the first token's logits to the baseline's; None where they were not recorded
+    `logit_gap`  largest difference of the first token's logits to the baseline's; None where they
+                 were not recorded
     """
 
     arm: str
@@ -70,16 +74,22 @@ class Pairs:
 
     @staticmethod
     def of(arm: ArmPrefills, baseline: ArmPrefills, rows: NDArray[np.int64]) -> Pairs:
-        """Return the pairs of `rows` with the baseline's rows; requests that the baseline lacks are left out."""
+        """Return the pairs of `rows` with the baseline's rows; requests that the baseline lacks are
+        left out."""
         baseline_keys = zip(baseline.seed.tolist(), baseline.request.tolist(), strict=True)
         row_of = {key: row for row, key in enumerate(baseline_keys)}
         keys = zip(arm.seed[rows].tolist(), arm.request[rows].tolist(), strict=True)
-        pairs = [(row, row_of[key]) for row, key in zip(rows.tolist(), keys, strict=True) if key in row_of]
+        pairs = [
+            (row, row_of[key])
+            for row, key in zip(rows.tolist(), keys, strict=True)
+            if key in row_of
+        ]
         paired_rows, baseline_rows = np.array(pairs, np.int64).reshape(-1, 2).T
         return Pairs(arm, baseline, paired_rows, baseline_rows)
 
     def ratio(self, above: Floats, below: Floats) -> dict[str, Any] | None:
-        """Return the sum of the baseline's values ÷ that of the arm's with a 95 % interval; None without pairs."""
+        """Return the sum of the baseline's values ÷ that of the arm's with a 95 % interval; None
+        without pairs."""
         if not len(self.rows) or below[self.rows].sum() <= 0:
             return None
         clusters = Clusters.of(self.arm.seed[self.rows], self.arm.group[self.rows])
@@ -101,7 +111,8 @@ def prefill_entries(
     names = list(labels)
     combinations = list(dict.fromkeys(zip(*labels.values(), strict=True)))
     of_request = np.array(
-        [combinations.index(combination) for combination in zip(*labels.values(), strict=True)], np.int64
+        [combinations.index(combination) for combination in zip(*labels.values(), strict=True)],
+        np.int64,
     )
     base = next((arm for arm in arms if arm.arm == baseline), None)
     entries = []
@@ -109,13 +120,20 @@ def prefill_entries(
         for arm in arms:
             rows = np.flatnonzero(of_request[arm.request] == index)
             if len(rows):
-                labels_entry = {"arm": arm.arm, "family": arm.family, **dict(zip(names, combination, strict=True))}
+                labels_entry = {
+                    "arm": arm.arm,
+                    "family": arm.family,
+                    **dict(zip(names, combination, strict=True)),
+                }
                 entries.append(labels_entry | _entry(arm, rows, base) | _beside(arm, rows, plain))
     return entries
 
 
-def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | None) -> dict[str, Any]:
-    """Return the entry of one arm and combination of labels; medians, except for the hit rate and the ratios."""
+def _entry(
+    arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | None
+) -> dict[str, Any]:
+    """Return the entry of one arm and combination of labels; medians, except for the hit rate and
+    the ratios."""
     ttft, bound = arm.ttft_s[rows], arm.bound_s
     entry: dict[str, Any] = {
         "requests": len(rows),
@@ -147,7 +165,8 @@ def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | No
 
 
 def _beside(arm: ArmPrefills, rows: NDArray[np.int64], plain: ArmPrefills | None) -> dict[str, Any]:
-    """Return the median time of the same requests in plain transformers, and the speedup over it."""
+    """Return the median time of the same requests in plain transformers, and the speedup over
+    it."""
     if plain is None:
         return {"plain_s": None, "over_plain": None}
     pairs = Pairs.of(arm, plain, rows)
@@ -161,25 +180,37 @@ def _beside(arm: ArmPrefills, rows: NDArray[np.int64], plain: ArmPrefills | None
 def quartiles(values: Floats) -> dict[str, float]:
     """Return median, quartiles and the least value."""
     low, middle, high = np.percentile(values, (25, 50, 75))
-    return {"p25": float(low), "p50": float(middle), "p75": float(high), "least": float(values.min())}
+    return {
+        "p25": float(low),
+        "p50": float(middle),
+        "p75": float(high),
+        "least": float(values.min()),
+    }
 
 
 def overhead(entry: Mapping[str, Any]) -> tuple[float | None, float, float | None]:
-    """Return low end, mean and high end of TTFT ÷ the baseline's TTFT − 1, for an entry with a speedup."""
+    """Return low end, mean and high end of TTFT ÷ the baseline's TTFT − 1, for an entry with a
+    speedup."""
     speedup = entry["speedup"]
     low, high = (None if speedup[end] is None else 1 / speedup[end] - 1 for end in ("high", "low"))
     return low, 1 / speedup["mean"] - 1, high
 
 
 def capture_goal(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the most expensive capture of few states in a cold prefill and its goal; None without such an entry."""
+    """Return the most expensive capture of few states in a cold prefill and its goal; None without
+    such an entry."""
     cold = [entry for entry in entries if entry["speedup"] and not entry["reused_tokens"]]
     captures = [entry for entry in cold if 0 < entry["captured_states"] <= FEW_STATES]
     if not captures:
         return None
     worst = max(captures, key=lambda entry: overhead(entry)[1])
     low, mean, high = overhead(worst)
-    goal = {"states": FEW_STATES, "most": MOST_OVERHEAD, "arm": worst["arm"], "prompt_tokens": worst["prompt_tokens"]}
+    goal = {
+        "states": FEW_STATES,
+        "most": MOST_OVERHEAD,
+        "arm": worst["arm"],
+        "prompt_tokens": worst["prompt_tokens"],
+    }
     return goal | {"overhead": mean, "low": low, "high": high, "met": mean <= MOST_OVERHEAD}
 
 
@@ -206,7 +237,9 @@ class PrefillData:
 
     def name(self, entry: Entry) -> str:
         """Return the labels of an entry as text, without empty ones."""
-        return ", ".join(_label_text(label, entry[label]) for label in self.labels if entry[label] != "")
+        return ", ".join(
+            _label_text(label, entry[label]) for label in self.labels if entry[label] != ""
+        )
 
     def lengths(self) -> list[float]:
         """Prompt lengths, short to long."""

@@ -1,8 +1,9 @@
-"""A real server beside our scheduler, request by request: what was reused, when requests ran, and the times.
+"""A real server beside our scheduler, request by request: what was reused, when requests ran, and
+the times.
 
-Where the server writes its steps, our scheduler decides the same run again from the measured arrivals, so that every
-decision can be compared. Where it does not, the simulator serves the same requests, and only reuse is compared; with
-several clients, that depends on when each answer came.
+Where the server writes its steps, our scheduler decides the same run again from the measured
+arrivals, so that every decision can be compared. Where it does not, the simulator serves the same
+requests, and only reuse is compared; with several clients, that depends on when each answer came.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.records import Record, delays_of
 from spanlab.registry import one_of
-from spanlab.report.table import Field, Table, count, hidden, percent, seconds, signed_percent, tabulate, word
+from spanlab.report.table import (
+    Field,
+    Table,
+    count,
+    hidden,
+    percent,
+    seconds,
+    signed_percent,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import SERVER, ServerSettings, held_token_bytes
@@ -30,25 +41,36 @@ from spanlab.study.backends import RealEngine, Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
 from spanlab.study.servers.base import as_served
-from spanlab.study.servers.steps import FAULTS, LiveRun, Rendezvous, Served, meet, other_release, read_run, write_case
+from spanlab.study.servers.steps import (
+    FAULTS,
+    LiveRun,
+    Rendezvous,
+    Served,
+    meet,
+    other_release,
+    read_run,
+    write_case,
+)
 
 Floats = NDArray[np.float64]
 COMPARED = ("reuse", "course", "steps", "engine")
 _ENGINE = "analyses.rendezvous.engine=true"
 _SHOWN_DIFFERENCES = 5
-_SEVERAL = "with several requests at once, what is stored when one arrives depends on the server's times"
+_SEVERAL = (
+    "with several requests at once, what is stored when one arrives depends on the server's times"
+)
 
 
 @dataclass
 class RendezvousSettings:
     """The comparison with a running server.
 
-    `fail_on`  what must be equal in every request, else the run ends with exit code 1: reuse, course, steps,
-               engine
+    `fail_on`  what must be equal in every request, else the run ends with exit code 1: reuse,
+               course, steps, engine
     `accept`   faults of the server whose differences do not count for `fail_on`: block_size
     `preset`   the scheduler that decides the server's steps again
-    `engine`   whether our engine serves the requests too, with the server's weights and blocks, and its reused tokens
-               are compared
+    `engine`   whether our engine serves the requests too, with the server's weights and blocks, and
+               its reused tokens are compared
     """
 
     fail_on: list[str] = field(default_factory=list)
@@ -64,18 +86,23 @@ def _check(study: Study) -> None:
     for name in options.fail_on:
         one_of("analyses.rendezvous.fail_on", name, COMPARED)
     if "engine" in options.fail_on and not options.engine:
-        raise ValueError(f"analyses.rendezvous.fail_on={options.fail_on}: expected analyses.rendezvous.engine=true too")
+        raise ValueError(
+            f"analyses.rendezvous.fail_on={options.fail_on}: expected analyses.rendezvous.engine=true too"
+        )
     for name in options.accept:
         one_of("analyses.rendezvous.accept", name, FAULTS)
     if study.backend != SERVER:
-        raise ValueError(f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}")
+        raise ValueError(
+            f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}"
+        )
     one_of("analyses.rendezvous.preset", options.preset, PRESETS)
     if options.engine:
         _check_engine(study)
 
 
 def _check_engine(study: Study) -> None:
-    """Raise ValueError for a server whose cache the engine does not have: it keeps blocks in a tree."""
+    """Raise ValueError for a server whose cache the engine does not have: it keeps blocks in a
+    tree."""
     (name,) = study.chosen()
     pool = study.arms[name].pool
     if pool is None:
@@ -89,7 +116,9 @@ def _check_engine(study: Study) -> None:
             "places states of recurrent layers by other rules than vLLM"
         )
     if pool.block_size is None:
-        raise ValueError(f"{_ENGINE} with arms.{name}.pool.block_size=null: expected the size of the server's blocks")
+        raise ValueError(
+            f"{_ENGINE} with arms.{name}.pool.block_size=null: expected the size of the server's blocks"
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -109,10 +138,13 @@ class Delays(NamedTuple):
 class Compared:
     """One run: its requests in the order of their records.
 
-    `served`, `decided`  tokens that the server and ours reused; the server's are NaN where it did not say
-    `course`             whether start, first token, end and preemptions are in the same steps; None without steps
+    `served`, `decided`  tokens that the server and ours reused; the server's are NaN where it did
+                         not say
+    `course`             whether start, first token, end and preemptions are in the same steps; None
+                         without steps
     `steps`, `differing`  number of steps, and of those whose tokens differ; None without steps
-    `measured`, `stepped`  delays of the client, and of our scheduler where each step takes what it took there
+    `measured`, `stepped`  delays of the client, and of our scheduler where each step takes what it
+                           took there
     `causes`             one sentence per difference
     `computed`           tokens that our engine reused; None where it did not serve
     `faults`             names of known faults of the server that explain differences
@@ -165,10 +197,14 @@ class Compared:
             "faults": list(self.faults),
             "preemptions": None if self.preemptions is None else self.preemptions[0],
             "our_preemptions": None if self.preemptions is None else self.preemptions[1],
-            "hit_rate": None if np.isnan(self.served).any() else float(self.served.sum()) / self.prompt_tokens,
+            "hit_rate": None
+            if np.isnan(self.served).any()
+            else float(self.served.sum()) / self.prompt_tokens,
             "our_hit_rate": float(self.decided.sum()) / self.prompt_tokens,
             "same_engine": None if self.same_engine is None else int(self.same_engine.sum()),
-            "engine_hit_rate": None if self.computed is None else float(self.computed.sum()) / self.prompt_tokens,
+            "engine_hit_rate": None
+            if self.computed is None
+            else float(self.computed.sum()) / self.prompt_tokens,
         }
 
 
@@ -188,7 +224,10 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
         np.array([both.same_course(at) for at in order]),
         both.num_steps,
         len(both.differences),
-        (sum(request.preemptions for request in served), sum(decided.preemptions for decided in ours)),
+        (
+            sum(request.preemptions for request in served),
+            sum(decided.preemptions for decided in ours),
+        ),
         _client_delays(columns),
         _stepped(both, order),
         (*other_release(run, preset), *_causes(both, columns, served)),
@@ -231,8 +270,13 @@ def _causes(both: Rendezvous, columns: Columns, served: Sequence[Served]) -> Ite
 def _tokens(step: Mapping[str, int] | None) -> str:
     if not step:
         return "nothing"
-    shown = [f"{tokens:,} of request {request}" for request, tokens in list(step.items())[:_SHOWN_DIFFERENCES]]
-    return ", ".join(shown) + (f" and {len(step) - len(shown)} more" if len(step) > len(shown) else "")
+    shown = [
+        f"{tokens:,} of request {request}"
+        for request, tokens in list(step.items())[:_SHOWN_DIFFERENCES]
+    ]
+    return ", ".join(shown) + (
+        f" and {len(step) - len(shown)} more" if len(step) > len(shown) else ""
+    )
 
 
 def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> Compared:
@@ -242,13 +286,17 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     def finished(record: Record) -> None:
         decided[record.request_id] = record.reused_tokens
 
-    simulated = replace(study, backend="sim", server=ServerSettings(), analyses=ANALYSES.section()())
+    simulated = replace(
+        study, backend="sim", server=ServerSettings(), analyses=ANALYSES.section()()
+    )
     Simulator(simulated).simulate(replace(job, requests=as_served(study, job.requests)), finished)
     served = columns["reused_tokens"].astype(float)
     ours = np.array([decided[int(request)] for request in columns["request_id"]], float)
     causes = []
     if np.isnan(served).all():
-        causes.append("the server reports no reused tokens: expected usage.prompt_tokens_details.cached_tokens")
+        causes.append(
+            "the server reports no reused tokens: expected usage.prompt_tokens_details.cached_tokens"
+        )
     elif job.clients != 1 and not np.array_equal(served, ours):
         causes.append(_SEVERAL)
     prompt = int(columns["prompt_tokens"].sum())
@@ -270,14 +318,17 @@ def _compared(finished: Finished) -> Iterator[Compared]:
 
 
 def _with_engine(run: Compared, columns: Columns, job: Job, engine: _EngineBeside) -> Compared:
-    """Return a run with what our engine reused; a difference with several requests at once depends on times."""
+    """Return a run with what our engine reused; a difference with several requests at once depends
+    on times."""
     reused = engine.reused(job)
     computed = np.array([reused[int(request)] for request in columns["request_id"]], float)
     several = (_SEVERAL,) if job.clients != 1 and not np.array_equal(computed, run.served) else ()
     return replace(run, computed=computed, causes=tuple(dict.fromkeys((*run.causes, *several))))
 
 
-def _of_run(study: Study, jobs: Jobs, arm: str, files: ArmFiles, cell: RunCell, columns: Columns) -> Compared:
+def _of_run(
+    study: Study, jobs: Jobs, arm: str, files: ArmFiles, cell: RunCell, columns: Columns
+) -> Compared:
     path = files.log(arm, cell)
     if not path.exists():
         return _by_simulation(study, cell, columns, jobs.job(arm, cell, files))
@@ -300,10 +351,14 @@ class _EngineBeside:
         (name,) = study.chosen()
         pool = study.arms[name].pool
         assert pool is not None, "checked with the settings"
-        size = block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size).size
+        size = block_shape(
+            study.model, held_token_bytes(study.model, study.batch), pool.block_size
+        ).size
         self._study = study
         self._strategy = Strategy(family="block_hash", match="block_hash", block_size=size)
-        alone = replace(study, backend="engine", server=ServerSettings(), analyses=ANALYSES.section()())
+        alone = replace(
+            study, backend="engine", server=ServerSettings(), analyses=ANALYSES.section()()
+        )
         self._engine = RealEngine(replace(alone, arms={name: self._strategy}))
 
     def reused(self, job: Job) -> dict[int, int]:
@@ -314,7 +369,9 @@ class _EngineBeside:
             reused[record.request_id] = record.reused_tokens
 
         requests, nowhere = as_served(self._study, job.requests), Path(os.devnull)
-        unlogged = replace(job, readings=None, outputs=None, serving=None, trace=None, steps=nowhere)
+        unlogged = replace(
+            job, readings=None, outputs=None, serving=None, trace=None, steps=nowhere
+        )
         served = replace(unlogged, strategy=self._strategy, requests=requests, seen=None)
         deque(self._engine.run(served, finished), maxlen=0)
         return reused
@@ -338,9 +395,19 @@ def decisions_table(title: str, runs: Sequence[Compared], notes: Sequence[str]) 
         Field("rate_rps", "", hidden),
         Field("requests", "requests", count),
         Field("same_reuse", "", hidden),
-        Field("reuse", "reused tokens\nequal", word, lambda row: _share(row["same_reuse"], row["requests"])),
+        Field(
+            "reuse",
+            "reused tokens\nequal",
+            word,
+            lambda row: _share(row["same_reuse"], row["requests"]),
+        ),
         Field("same_course", "", hidden),
-        Field("course", "steps of requests\nequal", word, lambda row: _share(row["same_course"], row["requests"])),
+        Field(
+            "course",
+            "steps of requests\nequal",
+            word,
+            lambda row: _share(row["same_course"], row["requests"]),
+        ),
         Field("differing_steps", "", hidden),
         Field("steps", "steps\nequal", word, _equal_steps),
         Field("preemptions", "preemptions\nserver", count),
@@ -361,11 +428,14 @@ def decisions_table(title: str, runs: Sequence[Compared], notes: Sequence[str]) 
 
 
 def _equal_steps(row: Mapping[str, Any]) -> str:
-    return _share(None if row["steps"] is None else row["steps"] - row["differing_steps"], row["steps"])
+    return _share(
+        None if row["steps"] is None else row["steps"] - row["differing_steps"], row["steps"]
+    )
 
 
 def delays_table(runs: Sequence[Compared]) -> Table | None:
-    """A row for each delay: the client's, and that of our scheduler under the server's own step times."""
+    """A row for each delay: the client's, and that of our scheduler under the server's own step
+    times."""
     rows = []
     for name, label in _DELAYS.items():
         measured = np.concatenate([getattr(run.measured, name) for run in runs])
@@ -374,7 +444,9 @@ def delays_table(runs: Sequence[Compared]) -> Table | None:
             continue
         row: dict[str, Any] = {"delay": label, "mean_s": float(np.nanmean(measured))}
         row |= {f"p{p}_s": float(np.nanpercentile(measured, p)) for p in (50, 95)}
-        row |= dict.fromkeys(("our_mean_s", "outside_s", "error"))  # unknown without the server's steps
+        row |= dict.fromkeys(
+            ("our_mean_s", "outside_s", "error")
+        )  # unknown without the server's steps
         if stepped:
             ours = np.concatenate(stepped)
             row["our_mean_s"] = float(np.nanmean(ours))
@@ -407,7 +479,9 @@ def delays_table(runs: Sequence[Compared]) -> Table | None:
 def server_table(run: LiveRun) -> Table:
     """The settings that the server told, by name."""
     start = run.start
-    equal = Counter((group.kind, group.layers, group.block_size, group.span) for group in start.groups)
+    equal = Counter(
+        (group.kind, group.layers, group.block_size, group.span) for group in start.groups
+    )
     groups = ", ".join(
         f"{count} of {layers} layers of {kind}{f' over {span} tokens' if span else ''} in blocks of {size}"
         for (kind, layers, size, span), count in equal.items()
@@ -423,10 +497,15 @@ def server_table(run: LiveRun) -> Table:
         {"setting": "prefix caching", "value": _flag(start.prefix_caching)},
         {
             "setting": "drafts",
-            "value": f"{start.draft_tokens} ({start.draft_method})" if start.draft_tokens else "none",
+            "value": f"{start.draft_tokens} ({start.draft_method})"
+            if start.draft_tokens
+            else "none",
         },
     ]
-    fields = (Field("setting", "setting", word, left=True), Field("value", "value", word, left=True))
+    fields = (
+        Field("setting", "setting", word, left=True),
+        Field("value", "value", word, left=True),
+    )
     return tabulate("server", "The server as it ran", fields, rows)
 
 
@@ -439,14 +518,19 @@ def rendezvous(finished: Finished) -> Findings:
     """Compare a running server with our scheduler, request by request."""
     runs = list(_compared(finished))
     notes = [f"seed {run.cell.seed}: {cause}" for run in runs for cause in run.causes]
-    notes += [f"{name}: {FAULTS[name].sentence}" for name in dict.fromkeys(f for run in runs for f in run.faults)]
+    notes += [
+        f"{name}: {FAULTS[name].sentence}"
+        for name in dict.fromkeys(f for run in runs for f in run.faults)
+    ]
     title = f"{finished.name} · a running server and our scheduler\n{footer(finished)}"
     tables = [decisions_table(title, runs, notes)]
     if (delays := delays_table(runs)) is not None:
         tables.append(delays)
     tables += _servers(finished)
     accepted = set(finished.study.analyses.rendezvous.accept)
-    broken = dict.fromkeys(name for run in runs if not accepted.intersection(run.faults) for name in run.broken())
+    broken = dict.fromkeys(
+        name for run in runs if not accepted.intersection(run.faults) for name in run.broken()
+    )
     return Findings(
         summary={"rendezvous": {"runs": [run.summary() for run in runs], "broken": list(broken)}},
         tables=tuple(tables),

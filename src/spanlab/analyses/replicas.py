@@ -74,7 +74,9 @@ def routings_table(points: Sequence[SweepPoint]) -> Table:
         for point in points
         for arm, spread in point.findings("replicas")["arms"].items()
     ]
-    return tabulate("routings", "Every arm at every point, several replicas", fields, rows, (_BUSY_NOTE,))
+    return tabulate(
+        "routings", "Every arm at every point, several replicas", fields, rows, (_BUSY_NOTE,)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -86,7 +88,9 @@ def routings_table(points: Sequence[SweepPoint]) -> Table:
 def draw_busy(points: Sequence[SweepPoint]) -> Figure:
     """A column of dots per arm and point, one dot for each replica."""
     arms = list(points[0].findings("replicas")["arms"])
-    figure, [[axes]] = style.framed_with(footer_of(points), "How busy each replica is", margins=style.margins_for(arms))
+    figure, [[axes]] = style.framed_with(
+        footer_of(points), "How busy each replica is", margins=style.margins_for(arms)
+    )
     positions = np.arange(len(points))
     for number, arm in enumerate(arms):
         shift = (number - (len(arms) - 1) / 2) * 0.6 / len(arms)
@@ -99,7 +103,9 @@ def draw_busy(points: Sequence[SweepPoint]) -> Figure:
                 color=f"C{number}",
                 label=arm if position == 0 else None,
             )
-    axes.set_xticks(positions, [value_text(point.value) for point in points], rotation=20, ha="right")
+    axes.set_xticks(
+        positions, [value_text(point.value) for point in points], rotation=20, ha="right"
+    )
     axes.set_ylim(bottom=0)
     style.label(axes, "", "share of the time in which steps run (%)")
     style.legend_right(axes)
@@ -121,12 +127,16 @@ def replicas_of_study(finished: Finished) -> Findings:
 
 
 def spread_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return numbers by replica over all runs, and the busy time of the busiest replica ÷ the mean."""
+    """Return numbers by replica over all runs, and the busy time of the busiest replica ÷ the
+    mean."""
     requests, prompt, reused = (
         np.array([[replica[key] for replica in run["replicas"]] for run in runs]).sum(axis=0)
         for key in ("requests", "prompt_tokens", "reused_tokens")
     )
-    busy = np.mean([[replica["busy_s"] / run["makespan_s"] for replica in run["replicas"]] for run in runs], axis=0)
+    busy = np.mean(
+        [[replica["busy_s"] / run["makespan_s"] for replica in run["replicas"]] for run in runs],
+        axis=0,
+    )
     return {
         "requests": requests.tolist(),
         "busy_fraction": busy.tolist(),
@@ -150,4 +160,8 @@ def _check(study: Study) -> None:
         raise ValueError("analyses=replicas with replicas.count=1: expected two replicas or more")
 
 
-ANALYSES.add(Analysis("replicas", replicas_of_study, needs=(ARMS,), check=_check, of_points=replicas_of_points))
+ANALYSES.add(
+    Analysis(
+        "replicas", replicas_of_study, needs=(ARMS,), check=_check, of_points=replicas_of_points
+    )
+)

@@ -1,8 +1,9 @@
 """Metrics of serving by the names and definitions of vLLM's benchmark (`vllm/benchmarks/serve.py`).
 
-TTFT is first token − arrival, E2E last token − arrival, TPOT (last − first token) ÷ (tokens − 1) of requests with two
-tokens or more, ITL every gap between successive tokens. Standard deviations are those of a population, percentiles are
-linear, and rates are per second from the first arrival to the last token. Arrivals are the intended ones.
+TTFT is first token − arrival, E2E last token − arrival, TPOT (last − first token) ÷ (tokens − 1) of
+requests with two tokens or more, ITL every gap between successive tokens. Standard deviations are
+those of a population, percentiles are linear, and rates are per second from the first arrival to
+the last token. Arrivals are the intended ones.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ _MS_PER_NS = 1e-6
 
 @dataclass(frozen=True)
 class Gaps:
-    """Gaps between tokens, nanoseconds in ascending order, and the number of occurrences; both of shape (n,)."""
+    """Gaps between tokens, nanoseconds in ascending order, and the number of occurrences; both of
+    shape (n,)."""
 
     gap_ns: NDArray[np.int64]
     count: NDArray[np.int64]
@@ -73,7 +75,8 @@ class Goal:
 
 
 def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Goal]) -> Values:
-    """Return every metric of the counted requests of one run by name; metrics without data are absent.
+    """Return every metric of the counted requests of one run by name; metrics without data are
+    absent.
 
     `columns` are fields of records, at least those that a client observes.
     """
@@ -93,7 +96,9 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
             "output_throughput": output / duration_s,
             "total_token_throughput": (prompt + output) / duration_s,
         }
-    values |= spread("ttft", delays["ttft_s"] * _MS) | spread("tpot", delays["tpot_s"][several] * _MS)
+    values |= spread("ttft", delays["ttft_s"] * _MS) | spread(
+        "tpot", delays["tpot_s"][several] * _MS
+    )
     values |= spread("e2el", delays["e2e_s"] * _MS)
     if gaps is not None:
         values |= _gap_spread(gaps)
@@ -107,7 +112,8 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
 
 
 def spread(name: str, values_ms: Floats) -> Values:
-    """Return mean, median, standard deviation and percentiles with vLLM's names; empty for no values."""
+    """Return mean, median, standard deviation and percentiles with vLLM's names; empty for no
+    values."""
     if not len(values_ms):
         return {}
     statistics = {
@@ -116,7 +122,9 @@ def spread(name: str, values_ms: Floats) -> Values:
         f"std_{name}_ms": float(values_ms.std()),
     }
     tails = np.percentile(values_ms, PERCENTILES).tolist()
-    return statistics | {f"p{percent}_{name}_ms": tail for percent, tail in zip(PERCENTILES, tails, strict=True)}
+    return statistics | {
+        f"p{percent}_{name}_ms": tail for percent, tail in zip(PERCENTILES, tails, strict=True)
+    }
 
 
 def _gap_spread(gaps: Gaps) -> Values:
@@ -133,7 +141,8 @@ def _gap_spread(gaps: Gaps) -> Values:
         "std_itl_ms": float(np.sqrt((values - mean) ** 2 @ weights)),
     }
     return statistics | {
-        f"p{percent}_itl_ms": pooled_percentile(values, gaps.count, percent) for percent in PERCENTILES
+        f"p{percent}_itl_ms": pooled_percentile(values, gaps.count, percent)
+        for percent in PERCENTILES
     }
 
 
@@ -141,15 +150,22 @@ def pooled_percentile(values: Floats, counts: NDArray[np.int64], percent: float)
     """Return the linear percentile of ascending values that occur `counts` times each."""
     ends = np.cumsum(counts)
     position = (int(ends[-1]) - 1) * percent / 100
-    below, above = values[np.searchsorted(ends, [np.floor(position), np.ceil(position)], side="right")].tolist()
+    below, above = values[
+        np.searchsorted(ends, [np.floor(position), np.ceil(position)], side="right")
+    ].tolist()
     return float(below + (above - below) * (position - np.floor(position)))
 
 
 def _goodput(delays: ColumnMap, duration_s: float, goals: Mapping[str, Goal]) -> Values:
-    """Return requests per second that meet all limits of a goal, and their share; one token has no TPOT to exceed."""
+    """Return requests per second that meet all limits of a goal, and their share; one token has no
+    TPOT to exceed."""
     values: Values = {}
     for name, goal in goals.items():
-        good = (delays["ttft_s"] <= goal.ttft_s) & ~(delays["tpot_s"] > goal.tpot_s) & (delays["e2e_s"] <= goal.e2e_s)
+        good = (
+            (delays["ttft_s"] <= goal.ttft_s)
+            & ~(delays["tpot_s"] > goal.tpot_s)
+            & (delays["e2e_s"] <= goal.e2e_s)
+        )
         values[f"slo_attainment:{name}"] = float(good.mean())
         if duration_s > 0:
             values[f"request_goodput:{name}"] = int(good.sum()) / duration_s
@@ -158,7 +174,8 @@ def _goodput(delays: ColumnMap, duration_s: float, goals: Mapping[str, Goal]) ->
 
 @dataclass(frozen=True)
 class Queues:
-    """Numbers of requests that wait for first admission and that run, after every change; arrays of shape (n,).
+    """Numbers of requests that wait for first admission and that run, after every change; arrays of
+    shape (n,).
 
     A preempted request counts as running.
     """
@@ -179,7 +196,8 @@ class Queues:
 
 
 def queues(columns: ColumnMap) -> Queues:
-    """Return queues over time of all requests of one run; without admission times, requests run from arrival."""
+    """Return queues over time of all requests of one run; without admission times, requests run
+    from arrival."""
     arrived, last = columns["arrived_s"], columns["finished_s"]
     admitted = columns.get("admitted_s", arrived)
     stamps, group = np.unique(np.concatenate([arrived, admitted, last]), return_inverse=True)
@@ -251,8 +269,11 @@ _SHOWN = (
 )
 
 
-def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], caveats: Sequence[str]) -> Table:
-    """Return a table of every metric; columns without any value are omitted, and some are in CSV only."""
+def serving_table(
+    title: str, rows: Sequence[ServingRow], goals: Sequence[str], caveats: Sequence[str]
+) -> Table:
+    """Return a table of every metric; columns without any value are omitted, and some are in CSV
+    only."""
     goodput = [_metric(f"request_goodput:{name}", f"goodput\n{name}", 1, _number) for name in goals]
     metrics = {metric.name: metric for metric in (*goodput, *starmap(_metric, _SHOWN))}
     names = dict.fromkeys(name for row in rows for name in row.values)
@@ -262,11 +283,21 @@ def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], 
         Field("arm", "arm", word, left=True),
         Field("rate_rps", "rate" if loads else "", _rate),
         Field("seeds", "", hidden),
-        *(field for name, metric in metrics.items() if name in names for field in with_ends(metric)),
+        *(
+            field
+            for name, metric in metrics.items()
+            if name in names
+            for field in with_ends(metric)
+        ),
     )
     several = any(row.seeds > 1 for row in rows)
     failed = ["a failed request counts in no other column"] if "failed" in names else []
-    notes = (*_NOTES, *failed, *(["[a, b] = 95 % t interval over seeds"] if several else []), *caveats)
+    notes = (
+        *_NOTES,
+        *failed,
+        *(["[a, b] = 95 % t interval over seeds"] if several else []),
+        *caveats,
+    )
     return tabulate("serving", title, fields, rows, notes)
 
 
@@ -279,17 +310,29 @@ def _rate(rate_rps: float | None) -> Cell:
 # ------------------------------------------------------------------------------
 
 
-def draw_queues_over_time(queues: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:
+def draw_queues_over_time(
+    queues: Mapping[str, Queues], families: Mapping[str, str], footer: str
+) -> Figure:
     """Draw one line per arm, of its first run: waiting requests above, running requests below."""
     figure, [[above], [below]] = style.framed_with(
-        footer, "Requests that wait and that run", rows=2, margins=style.margins_for(queues), share=("col", "none")
+        footer,
+        "Requests that wait and that run",
+        rows=2,
+        margins=style.margins_for(queues),
+        share=("col", "none"),
     )
     unit = style.time_unit(max(float(arm_queues.time_s[-1]) for arm_queues in queues.values()))
     for name, stroke in style.strokes(families.items()).items():
         arm_queues = queues[name]
         for ax, counts in ((above, arm_queues.waiting), (below, arm_queues.running)):
             options = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.0}
-            ax.plot(arm_queues.time_s * unit.factor, counts, drawstyle="steps-post", label=name, **options)
+            ax.plot(
+                arm_queues.time_s * unit.factor,
+                counts,
+                drawstyle="steps-post",
+                label=name,
+                **options,
+            )
     style.label(above, "", "waiting")
     style.label(below, f"time ({unit.name})", "running")
     for ax in (above, below):
@@ -320,17 +363,27 @@ def serving(finished: Finished) -> Findings:
     study = finished.study
     goals = {}
     for name, limits in study.analyses.serving.goodput.items():
-        goals[name] = Goal(**{key: math.inf if limit is None else limit for key, limit in vars(limits).items()})
-    arms = [arm for name, files in finished.files.items() for arm in _loads(study, name, files, goals)]
+        goals[name] = Goal(
+            **{key: math.inf if limit is None else limit for key, limit in vars(limits).items()}
+        )
+    arms = [
+        arm for name, files in finished.files.items() for arm in _loads(study, name, files, goals)
+    ]
     rows = [arm.row for arm in arms]
     title = f"{finished.name} · serving\n{footer(finished)}"
     caveats = (*_warm(study), *dict.fromkeys(note for arm in arms for note in arm.notes))
-    queues_by_arm = {arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps}
+    queues_by_arm = {
+        arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps
+    }
     families = {name: family(study.arms[name]) for name in queues_by_arm}
     return Findings(
         summary={"serving": [row.summary() for row in rows]},
         tables=(serving_table(title, rows, tuple(goals), caveats),),
-        figures={"queues_over_time": partial(draw_queues_over_time, queues_by_arm, families, footer(finished))},
+        figures={
+            "queues_over_time": partial(
+                draw_queues_over_time, queues_by_arm, families, footer(finished)
+            )
+        },
         caveats=caveats,
     )
 
@@ -340,7 +393,9 @@ def _warm(study: Study) -> tuple[str, ...]:
     runs = sum(len(run_cells(study, arm)) for arm in study.chosen())
     if study.server.base_url is None or runs == 1 or study.server.reset_path is not None:
         return ()
-    return ("the server's cache stayed warm from run to run; server.reset_path=PATH empties it before each",)
+    return (
+        "the server's cache stayed warm from run to run; server.reset_path=PATH empties it before each",
+    )
 
 
 def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -> list[_Arm]:
@@ -350,19 +405,27 @@ def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -
     arms = []
     for rate in dict.fromkeys(cell.rate_rps for cell in all_cells):
         rate_cells = [cell for cell in all_cells if cell.rate_rps == rate]
-        runs = [_values(columns[cell], rows[cell], _tokens(files, arm, cell), goals) for cell in rate_cells]
+        runs = [
+            _values(columns[cell], rows[cell], _tokens(files, arm, cell), goals)
+            for cell in rate_cells
+        ]
         # Metrics that all runs have. Student's interval is not cut: a lower end below zero shows
         # that the runs hardly determine the metric.
         names = [name for name in runs[0] if all(name in run for run in runs)]
         over_runs = {name: t_interval([run[name] for run in runs]) for name in names}
         row = ServingRow(arm, rate, len({cell.seed for cell in rate_cells}), over_runs)
-        notes = [note for cell in rate_cells for note in _notes(arm, rows[cell], _tokens(files, arm, cell))]
+        notes = [
+            note
+            for cell in rate_cells
+            for note in _notes(arm, rows[cell], _tokens(files, arm, cell))
+        ]
         arms.append(_Arm(row, queues(columns[rate_cells[0]]), tuple(notes)))
     return arms
 
 
 def _tokens(files: ArmFiles, arm: str, cell: RunCell) -> dict[str, Any]:
-    """Return the serving log of a run; empty where an earlier run of the study did not record one."""
+    """Return the serving log of a run; empty where an earlier run of the study did not record
+    one."""
     path = files.serving(arm, cell)
     if not path.exists():
         return {}
@@ -370,12 +433,16 @@ def _tokens(files: ArmFiles, arm: str, cell: RunCell) -> dict[str, Any]:
         return {name: file[name] for name in file.files}
 
 
-def _values(columns: Columns, run: dict[str, Any], tokens: dict[str, Any], goals: Mapping[str, Goal]) -> Values:
+def _values(
+    columns: Columns, run: dict[str, Any], tokens: dict[str, Any], goals: Mapping[str, Goal]
+) -> Values:
     """Return the metrics of one run."""
     counted = select(columns, columns["counted"].astype(bool))
     gaps = Gaps(tokens["gap_ns"], tokens["gap_count"]) if tokens else None
     values = serving_values(counted, gaps, goals) | queues(columns).values()
-    values |= {name: float(tokens[name]) for name in ("batch_size", "batch_tokens") if name in tokens}
+    values |= {
+        name: float(tokens[name]) for name in ("batch_size", "batch_tokens") if name in tokens
+    }
     values |= {name: float(run[name]) for name in _OF_RUN if name in run}
     if "failures" in run:
         values["failed"] = len(run["failures"])
@@ -387,7 +454,11 @@ def _values(columns: Columns, run: dict[str, Any], tokens: dict[str, Any], goals
 def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
     """Return the caveats of one run."""
     notes = (
-        [] if tokens else [f"arms.{arm}: gaps between tokens were not written; output.if_exists=replace runs it again"]
+        []
+        if tokens
+        else [
+            f"arms.{arm}: gaps between tokens were not written; output.if_exists=replace runs it again"
+        ]
     )
     if "failures" not in run:
         return notes

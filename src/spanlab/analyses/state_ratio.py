@@ -1,4 +1,5 @@
-"""Curves and table of the analysis `state_ratio`: token hit rates by the ratio of two pools, or with one budget."""
+"""Curves and table of the analysis `state_ratio`: token hit rates by the ratio of two pools, or
+with one budget."""
 
 from __future__ import annotations
 
@@ -63,15 +64,21 @@ def _curves(panel: str, summaries: Sequence[Mapping[str, Any]]) -> RatioCurves:
         formula=ratios["formula"],
         default=ratios["default"],
         curves={
-            arm: {summary["state_ratio"]["ratio"]: token_hit_rate(summary["arms"][arm]) for summary in ordered}
+            arm: {
+                summary["state_ratio"]["ratio"]: token_hit_rate(summary["arms"][arm])
+                for summary in ordered
+            }
             for arm in arms
         },
-        common={arm: token_hit_rate(summary["arms"][arm]) for summary in without_ratio for arm in arms},
+        common={
+            arm: token_hit_rate(summary["arms"][arm]) for summary in without_ratio for arm in arms
+        },
     )
 
 
 def ratios_table(panels: Sequence[RatioCurves]) -> Table:
-    """Return a row per panel and arm: one budget, the best ratio, and the measured ratios next to SGLang's."""
+    """Return a row per panel and arm: one budget, the best ratio, and the measured ratios next to
+    SGLang's."""
     fields = (
         Field("panel", "model and workload", word, left=True),
         Field("arm", "arm", word, left=True),
@@ -111,8 +118,9 @@ def ratios_table(panels: Sequence[RatioCurves]) -> Table:
 # SGLang's split of memory.
 # ------------------------------------------------------------------------------
 
-#: SGLang splits memory as mamba_full_memory_ratio = states ÷ KV. Its default, and its formula for a balanced split:
-#: states that a running request takes (5 with its radix cache) × state bytes ÷ (KV bytes per token × mean length).
+#: SGLang splits memory as mamba_full_memory_ratio = states ÷ KV. Its default, and its formula for a
+#: balanced split: states that a running request takes (5 with its radix cache) × state bytes ÷ (KV
+#: bytes per token × mean length).
 SGLANG_DEFAULT = 0.9
 SGLANG_SLOTS = 5
 
@@ -130,17 +138,28 @@ def balanced(model: ModelSpec, requests: Sequence[Request]) -> float:
 
 _COLS = 3
 _STROKES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
-_MARKS = {"default": ("SGLang's default", (0, (1, 1.5))), "formula": ("SGLang's formula", (0, (5, 2)))}
+_MARKS = {
+    "default": ("SGLang's default", (0, (1, 1.5))),
+    "formula": ("SGLang's formula", (0, (5, 2))),
+}
 
 
 def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
-    """Draw a panel per model and workload; markers at its right end are hit rates with one budget."""
+    """Draw a panel per model and workload; markers at its right end are hit rates with one
+    budget."""
     from matplotlib.lines import Line2D
 
     title = "Token hit rate by the split of memory; diamonds: one budget for states and KV"
     margins = style.Margins(top=0.95, bottom=0.95)
     figure, axes = style.panels(
-        footer, title, len(panels), _COLS, (1.6, 2.45), margins=margins, share=("none", "all"), hspace=0.5
+        footer,
+        title,
+        len(panels),
+        _COLS,
+        (1.6, 2.45),
+        margins=margins,
+        share=("none", "all"),
+        hspace=0.5,
     )
     arms = list(panels[0].curves)
     for ax, panel in zip(axes, panels, strict=True):
@@ -151,9 +170,19 @@ def draw_ratios(panels: Sequence[RatioCurves], footer: str) -> Figure:
         Line2D([], [], color=colour, marker=marker, markersize=4, label=arm)
         for arm, (colour, marker) in zip(arms, _STROKES, strict=False)
     ]
-    lines += [Line2D([], [], color=style.INK, linestyle=dash, label=name) for name, dash in _MARKS.values()]
+    lines += [
+        Line2D([], [], color=style.INK, linestyle=dash, label=name)
+        for name, dash in _MARKS.values()
+    ]
     top = 1 - 0.33 / figure.get_figheight()
-    figure.legend(handles=lines, loc="upper left", bbox_to_anchor=(0.01, top), ncols=3, fontsize=8, frameon=False)
+    figure.legend(
+        handles=lines,
+        loc="upper left",
+        bbox_to_anchor=(0.01, top),
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+    )
     return figure
 
 
@@ -164,10 +193,29 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
         rates = list(panel.curves[arm].values())
         y = [100 * rate.mean for rate in rates]
         ends = [rate.ends or (rate.mean, rate.mean) for rate in rates]
-        reach = [[100 * abs(end[side] - rate.mean) for end, rate in zip(ends, rates, strict=True)] for side in (0, 1)]
-        ax.errorbar(ratios, y, yerr=reach, color=colour, marker=marker, markersize=4, linewidth=1.3, elinewidth=0.7)
+        reach = [
+            [100 * abs(end[side] - rate.mean) for end, rate in zip(ends, rates, strict=True)]
+            for side in (0, 1)
+        ]
+        ax.errorbar(
+            ratios,
+            y,
+            yerr=reach,
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1.3,
+            elinewidth=0.7,
+        )
         if arm in panel.common:
-            ax.plot([common_x], [100 * panel.common[arm].mean], color=colour, marker="D", markersize=6, clip_on=False)
+            ax.plot(
+                [common_x],
+                [100 * panel.common[arm].mean],
+                color=colour,
+                marker="D",
+                markersize=6,
+                clip_on=False,
+            )
     for name, (_, dash) in _MARKS.items():
         ax.axvline(getattr(panel, name), color=style.INK, linewidth=0.9, linestyle=dash, zorder=0)
     style.log_scale(ax.xaxis, ratios[0], common_x)
@@ -185,9 +233,13 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
 
 
 def ratio_of_study(finished: Finished) -> Findings:
-    """Return the ratio of the study and the ratios of SGLang's rules; the analysis `summary` has the arms."""
+    """Return the ratio of the study and the ratios of SGLang's rules; the analysis `summary` has
+    the arms."""
     study = finished.study
-    rules = {"default": SGLANG_DEFAULT, "formula": balanced(study.model, finished.workload.requests)}
+    rules = {
+        "default": SGLANG_DEFAULT,
+        "formula": balanced(study.model, finished.workload.requests),
+    }
     return Findings({"state_ratio": {"ratio": study.store.state_ratio, **rules}})
 
 
@@ -204,7 +256,11 @@ def ratios_of_points(points: Sequence[SweepPoint]) -> Findings:
 def _check(study: Study) -> None:
     """Raise ValueError for a model without states."""
     if not study.model.is_hybrid:
-        raise ValueError(f"analyses=state_ratio with model.name={study.model.name}: expected a hybrid model")
+        raise ValueError(
+            f"analyses=state_ratio with model.name={study.model.name}: expected a hybrid model"
+        )
 
 
-ANALYSES.add(Analysis("state_ratio", ratio_of_study, needs=(ARMS,), check=_check, of_points=ratios_of_points))
+ANALYSES.add(
+    Analysis("state_ratio", ratio_of_study, needs=(ARMS,), check=_check, of_points=ratios_of_points)
+)

@@ -107,7 +107,8 @@ def _resident(summary: Summary) -> float:
 
 
 def _fields(load: str) -> tuple[Field, ...]:
-    """Return the fields of an arm's summary; `load` is the measured load, for the heading of the speedup."""
+    """Return the fields of an arm's summary; `load` is the measured load, for the heading of the
+    speedup."""
     unknown = (None,)
     return (
         Field("arm", "arm", word, left=True),
@@ -148,18 +149,27 @@ def _fields(load: str) -> tuple[Field, ...]:
         Field("utilisation", "load ÷\ncapacity", percent, keep=5, empty=unknown),
         Field("kv_and_copies_mean_bytes", "KV\nresident", byte_size, _resident, 5),
         Field("kv_resident_mean_bytes", "", hidden, "bytes.kv_resident_mean"),
-        Field("state_resident_mean_bytes", "states\nresident", byte_size, "bytes.state_resident_mean", 5),
+        Field(
+            "state_resident_mean_bytes",
+            "states\nresident",
+            byte_size,
+            "bytes.state_resident_mean",
+            5,
+        ),
     )
 
 
 def arms_table(study: StudyData) -> Table:
-    """Return the arms of a study, failed arms last; provenance is in the title, definitions are in the notes."""
+    """Return the arms of a study, failed arms last; provenance is in the title, definitions are in
+    the notes."""
     fields = _fields(study.load_words)
     title = f"{study.title} · store: {study.store}\n{study.footer}"
     rows = [{"arm": arm.name, **arm.summary} for arm in study.arms]
     measured = tabulate("arms", title, fields, rows, _notes(study))
     empty = [placeholder("failed"), *[placeholder("")] * (len(fields) - 2)]
-    return replace(measured, rows=(*measured.rows, *((word(name), *empty) for name in study.failed)))
+    return replace(
+        measured, rows=(*measured.rows, *((word(name), *empty) for name in study.failed))
+    )
 
 
 def _sample_text(arms: Sequence[ArmData]) -> str:
@@ -186,7 +196,9 @@ def _notes(study: StudyData) -> list[str]:
     if any(unsettled(arm.summary) for arm in study.arms):
         notes.append("† not a steady state")
     if any(_repaired(arm.summary) for arm in study.arms):
-        notes.append("repaired tokens = computed by a repair, with attention to the whole prompt ÷ prompt tokens")
+        notes.append(
+            "repaired tokens = computed by a repair, with attention to the whole prompt ÷ prompt tokens"
+        )
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):
         notes.append("KV resident = cached KV, and private copies of running requests")
     notes = [note for note in notes if note]
@@ -211,7 +223,9 @@ _LOAD_FIELDS = (
     Field("verdict", "state", word, "state.verdict", 1, left=True),
     Field("utilisation", "load ÷\ncapacity", percent, keep=1),
     Field("busy_share", "time\nbusy", percent, "busy_fraction", 2),
-    *with_ends(Field("queue_mean_s", "queue\nmean", seconds_interval, "queue_s"), "queue_mean_{}_s"),
+    *with_ends(
+        Field("queue_mean_s", "queue\nmean", seconds_interval, "queue_s"), "queue_mean_{}_s"
+    ),
     Field("queue_p99_s", "queue\np99", seconds, "queue_s.p99", 2),
     *with_ends(Field("ttft_mean_s", "TTFT\nmean", seconds_interval, "ttft_s"), "ttft_mean_{}_s"),
     Field("ttft_p99_s", "TTFT\np99", seconds, "ttft_s.p99", 2),
@@ -219,20 +233,24 @@ _LOAD_FIELDS = (
 
 
 def study_tables(study: StudyData) -> tuple[Table, ...]:
-    """Return the tables of a study, arms first; the table of loads only where the study has load points."""
+    """Return the tables of a study, arms first; the table of loads only where the study has load
+    points."""
     loads = (load_table(study),) if study.load else ()
     return arms_table(study), losses_table(study), *loads
 
 
 def losses_table(study: StudyData) -> Table:
-    """Return the prompt tokens of each arm: reused, or computed by cause; causes that no arm has are hidden."""
+    """Return the prompt tokens of each arm: reused, or computed by cause; causes that no arm has
+    are hidden."""
     categories = ("reused", *LOSS_CAUSES)
     fields = (
         Field("arm", "arm", word, "name", left=True),
         Field("prompt_tokens", "prompt\ntokens", count, "summary.tokens.prompt"),
         *(_category(study, category) for category in categories),
     )
-    return tabulate("losses", f"Prompt tokens by cause · {study.title}", fields, study.arms, (_CAUSE_NOTE,))
+    return tabulate(
+        "losses", f"Prompt tokens by cause · {study.title}", fields, study.arms, (_CAUSE_NOTE,)
+    )
 
 
 def _category(study: StudyData, category: str) -> Field:
@@ -256,7 +274,9 @@ def _heading(category: str) -> str:
 
 def load_table(study: StudyData) -> Table:
     """Delays of every arm at every offered load."""
-    return tabulate("load", f"Delays by offered load · {study.title}", _LOAD_FIELDS, study.load, (_LOAD_NOTE,))
+    return tabulate(
+        "load", f"Delays by offered load · {study.title}", _LOAD_FIELDS, study.load, (_LOAD_NOTE,)
+    )
 
 
 def summarise_arms(finished: Finished) -> Findings:

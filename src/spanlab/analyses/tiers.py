@@ -1,4 +1,5 @@
-"""Tables of the analysis `tiers`: arms, traffic of tiers, lengths from which loading pays, and points of a sweep."""
+"""Tables of the analysis `tiers`: arms, traffic of tiers, lengths from which loading pays, and
+points of a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from spanlab.core.tiers import Link, TierRules, overlapped
 from spanlab.report import style
 from spanlab.report.style import log_scale
 from spanlab.report.sweep import SweepPoint, axis_name, footer_of, value_text
-from spanlab.report.table import Cell, Field, Table, byte_size, count, number_format, percent, seconds, tabulate, word
+from spanlab.report.table import (
+    Cell,
+    Field,
+    Table,
+    byte_size,
+    count,
+    number_format,
+    percent,
+    seconds,
+    tabulate,
+    word,
+)
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
 from spanlab.study.bounds import ArmResult
@@ -31,7 +43,9 @@ if TYPE_CHECKING:
 Arms = Mapping[str, Mapping[str, Any]]
 
 _LOADED = "loaded = came from lower tiers ÷ prompt tokens, in all admissions; reused tokens count them too"
-_DECLINED = "declined = tokens in lower tiers that were computed, because that was faster ÷ prompt tokens"
+_DECLINED = (
+    "declined = tokens in lower tiers that were computed, because that was faster ÷ prompt tokens"
+)
 _CRITICAL = "load on path = delay of the first token by loads, mean over requests"
 _NOTES = (_LOADED, _DECLINED, _CRITICAL, "TTFT – = saturated, no steady-state delay")
 _MEASURES = (
@@ -47,25 +61,39 @@ _ARM = Field("arm", "arm", word, left=True)
 def arms_table(arms: Arms, caveats: tuple[str, ...] = ()) -> Table:
     """Return loads and mean TTFT of each arm; `caveats` are notes of the table."""
     rows = [{"arm": name, **arm} for name, arm in arms.items()]
-    return tabulate("tiers", "Loads from lower tiers", (_ARM, *_MEASURES), rows, (*_NOTES, *caveats))
+    return tabulate(
+        "tiers", "Loads from lower tiers", (_ARM, *_MEASURES), rows, (*_NOTES, *caveats)
+    )
 
 
-def break_even_table(rules: Mapping[str, Mapping[str, Any]], tokens: Mapping[str, int | None]) -> Table:
-    """Return the shortest length at which loading from an idle tier is faster than computing, by tier."""
+def break_even_table(
+    rules: Mapping[str, Mapping[str, Any]], tokens: Mapping[str, int | None]
+) -> Table:
+    """Return the shortest length at which loading from an idle tier is faster than computing, by
+    tier."""
     fields = (
         Field("tier", "tier", word, left=True),
         Field("gib", "GiB", number_format("g")),
         Field("bandwidth_gb_s", "GB/s", number_format("g")),
         Field("latency_s", "latency", seconds),
-        Field("break_even_tokens", "loading pays\nfrom (tokens)", lambda length: Cell(length, _length(length))),
+        Field(
+            "break_even_tokens",
+            "loading pays\nfrom (tokens)",
+            lambda length: Cell(length, _length(length)),
+        ),
     )
-    rows = [{**rule, "tier": name, "break_even_tokens": tokens[name]} for name, rule in rules.items()]
-    note = "prefix of a prompt alone on the device, over an idle link; transfers in flight move it up"
+    rows = [
+        {**rule, "tier": name, "break_even_tokens": tokens[name]} for name, rule in rules.items()
+    ]
+    note = (
+        "prefix of a prompt alone on the device, over an idle link; transfers in flight move it up"
+    )
     return tabulate("tiers_break_even", "Load or compute", fields, rows, (note,))
 
 
 def tiers_table(arms: Arms) -> Table:
-    """Return resident bytes and traffic of each tier, mean over runs; tiers that an arm does not use are absent."""
+    """Return resident bytes and traffic of each tier, mean over runs; tiers that an arm does not
+    use are absent."""
     fields = (
         _ARM,
         Field("tier", "tier", word, "name", left=True),
@@ -89,7 +117,12 @@ def points_table(name: str, points: Sequence[SweepPoint]) -> Table:
     lengths = Field("break_even_tokens", "loading pays\nfrom (tokens)", _lengths, keep=1)
     fields = (Field("point", axis, word, left=True), _ARM, *_MEASURES, lengths)
     rows = [
-        {"point": value_text(point.value), "arm": name, "break_even_tokens": tiers["break_even_tokens"], **arm}
+        {
+            "point": value_text(point.value),
+            "arm": name,
+            "break_even_tokens": tiers["break_even_tokens"],
+            **arm,
+        }
         for point, tiers in ((point, point.findings("tiers")) for point in points)
         for name, arm in tiers["arms"].items()
     ]
@@ -111,8 +144,11 @@ def _length(tokens: int | None) -> str:
 
 
 def draw_tiers(points: Sequence[SweepPoint]) -> Figure | None:
-    """Draw hit rate and mean TTFT of every arm without saturated points; None where the axis is not numeric."""
-    if len(points) < 2 or not all(isinstance(point.value, float) and point.value > 0 for point in points):
+    """Draw hit rate and mean TTFT of every arm without saturated points; None where the axis is not
+    numeric."""
+    if len(points) < 2 or not all(
+        isinstance(point.value, float) and point.value > 0 for point in points
+    ):
         return None
     title, axis = "Hits and TTFT by a tier below the device", axis_name(points[0].axis)
     figure, [[hits, ttft]] = style.framed_with(footer_of(points), title, cols=2, wspace=0.3)
@@ -130,8 +166,15 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, factor: float) ->
     """One measure of every arm, over the swept number on a log scale."""
     for arm, stroke in style.strokes((arm, arm) for arm in _arms(points[0])).items():
         values = [(point.value, _arms(point)[arm][key]) for point in points]
-        shown = sorted((position, factor * value) for position, value in values if value is not None)
-        axes.plot([position for position, _ in shown], [value for _, value in shown], label=arm, **stroke.options)
+        shown = sorted(
+            (position, factor * value) for position, value in values if value is not None
+        )
+        axes.plot(
+            [position for position, _ in shown],
+            [value for _, value in shown],
+            label=arm,
+            **stroke.options,
+        )
     ticks = [float(point.value) for point in points]
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -154,8 +197,14 @@ def tiers_of_study(finished: Finished) -> Findings:
     arms = {result.data.name: _arm(finished, result) for result in finished.results}
     least = break_even(study)
     entry = {"break_even_tokens": least, "arms": arms}
-    quantised = [f"{name} ({rules.quantise_to})" for name, rules in study.store.tiers.items() if rules.quantise_to]
-    effect = "is read in its quantised form: answers change, and the effect is unknown in the simulator"
+    quantised = [
+        f"{name} ({rules.quantise_to})"
+        for name, rules in study.store.tiers.items()
+        if rules.quantise_to
+    ]
+    effect = (
+        "is read in its quantised form: answers change, and the effect is unknown in the simulator"
+    )
     caveats = (f"KV from {', '.join(quantised)} {effect}",) if quantised else ()
     rules = {name: vars(tier) for name, tier in study.store.tiers.items()}
     return Findings(
@@ -166,12 +215,14 @@ def tiers_of_study(finished: Finished) -> Findings:
 
 
 def tiers_of_points(points: Sequence[SweepPoint]) -> Findings:
-    """Return hits and times by arm at every point: one table and one figure per axis of the sweep."""
+    """Return hits and times by arm at every point: one table and one figure per axis of the
+    sweep."""
     return findings_by_axis("tiers", points, points_table, draw_tiers, {})
 
 
 def break_even(study: Study) -> dict[str, int | None]:
-    """Return the least number of tokens that load faster from an idle tier than they compute, by tier; None: no number.
+    """Return the least number of tokens that load faster from an idle tier than they compute, by
+    tier; None: no number.
 
     Blocks are loaded where an arm has a pool, else one state, which replaces all tokens before it.
     """
@@ -182,29 +233,44 @@ def break_even(study: Study) -> dict[str, int | None]:
     steps = build_prefill_time(study, policy, study.batch)
     if isinstance(policy, TreePolicy):
         size, state = policy.store.tree.block_size, policy.store.state_bytes
-        ready = {name: partial(_state_ready_ns, rules, state, steps) for name, rules in study.store.tiers.items()}
+        ready = {
+            name: partial(_state_ready_ns, rules, state, steps)
+            for name, rules in study.store.tiers.items()
+        }
     else:
         assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
         size, layers = policy.blocks.size, study.model.num_layers
-        ready = {name: partial(_ready_ns, rules, policy, steps, layers) for name, rules in study.store.tiers.items()}
+        ready = {
+            name: partial(_ready_ns, rules, policy, steps, layers)
+            for name, rules in study.store.tiers.items()
+        }
     return {name: break_even_tokens(ready_ns, steps, size) for name, ready_ns in ready.items()}
 
 
 def _state_ready_ns(rules: TierRules, state_bytes: int, steps: PrefillTime, tokens: int) -> int:
-    """Return nanoseconds until the token after a prefix is computed, with the state of the prefix loaded."""
-    return Link(rules.bytes_per_s, rules.latency_s).delay(state_bytes) + sum(steps(tokens, tokens + 1))
+    """Return nanoseconds until the token after a prefix is computed, with the state of the prefix
+    loaded."""
+    return Link(rules.bytes_per_s, rules.latency_s).delay(state_bytes) + sum(
+        steps(tokens, tokens + 1)
+    )
 
 
-def _ready_ns(rules: TierRules, policy: BlockPolicy, steps: PrefillTime, layers: int, tokens: int) -> int:
-    """Return nanoseconds until the token after a prefix is computed, with the prefix loaded over an idle link."""
-    blocks = tokens // policy.blocks.size + (policy.blocks.state_groups if policy.rules.needs_states else 0)
+def _ready_ns(
+    rules: TierRules, policy: BlockPolicy, steps: PrefillTime, layers: int, tokens: int
+) -> int:
+    """Return nanoseconds until the token after a prefix is computed, with the prefix loaded over an
+    idle link."""
+    blocks = tokens // policy.blocks.size + (
+        policy.blocks.state_groups if policy.rules.needs_states else 0
+    )
     load_ns = Link(rules.bytes_per_s, rules.latency_s).delay(blocks * policy.store.block_bytes)
     (step_ns,) = steps(tokens, tokens + 1)
     return overlapped(load_ns, step_ns, layers) if rules.load == "layerwise" else load_ns + step_ns
 
 
 def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
-    """Return the loads of one arm over its counted requests of all seeds, and its tiers' traffic, mean over runs."""
+    """Return the loads of one arm over its counted requests of all seeds, and its tiers' traffic,
+    mean over runs."""
     summary = result.data.summary
     prompt = summary["tokens"]["prompt"]
     loads = _loads(finished, result.data.name)
@@ -224,13 +290,17 @@ def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
 
 
 def _loads(finished: Finished, arm: str) -> dict[str, float]:
-    """Return sums over the arm's counted requests at the study's own load; zeros for an arm without tiers."""
+    """Return sums over the arm's counted requests at the study's own load; zeros for an arm without
+    tiers."""
     study, names = finished.study, ("loaded_tokens", "declined_tokens", "critical_load_s")
     if not tiers_of(study, study.arms[arm]):
         return dict.fromkeys(names, 0.0)
     cells = {RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds}
     runs = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
-    return {name: float(sum(run[name][run["counted"].astype(bool)].sum() for run in runs)) for name in names}
+    return {
+        name: float(sum(run[name][run["counted"].astype(bool)].sum() for run in runs))
+        for name in names
+    }
 
 
 ANALYSES.add(Analysis("tiers", tiers_of_study, needs=(ARMS,), of_points=tiers_of_points))

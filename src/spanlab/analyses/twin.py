@@ -1,4 +1,5 @@
-"""Tables of the analysis `twin`: errors on requests outside the fit, parameters, and the server's settings."""
+"""Tables of the analysis `twin`: errors on requests outside the fit, parameters, and the server's
+settings."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from spanlab.analyses.twin_fit import (
     predictions_without_model,
 )
 from spanlab.analyses.twin_forward import Forwards, read_forwards, rows_of, table_of
-from spanlab.analyses.twin_log import ServerFacts, TimedLog, check_memory, read_timed_log, read_untimed_log, server_of
+from spanlab.analyses.twin_log import (
+    ServerFacts,
+    TimedLog,
+    check_memory,
+    read_timed_log,
+    read_untimed_log,
+    server_of,
+)
 from spanlab.analyses.twin_metrics import Sums, counts_of, read_sums
 from spanlab.analyses.twin_metrics import rows_of as rows_of_sums
 from spanlab.analyses.twin_metrics import tables_of as tables_of_sums
@@ -86,10 +94,17 @@ def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
     head = f"fitted to the first {split['train']:,} requests, tested on the {split['test']:,} that arrived later"
     by_predictor = {"twin": summary, **summary["without_model"]}
     rows = [
-        {"metric": name, "predictor": title, "mean_s": summary["means_s"][metric], "seen": errors["seen"][metric]}
+        {
+            "metric": name,
+            "predictor": title,
+            "mean_s": summary["means_s"][metric],
+            "seen": errors["seen"][metric],
+        }
         | errors["unseen"][metric]
         for metric, name in NAMES.items()
-        for title, errors in ((PREDICTORS[predictor], errors) for predictor, errors in by_predictor.items())
+        for title, errors in (
+            (PREDICTORS[predictor], errors) for predictor, errors in by_predictor.items()
+        )
     ]
     notes = (
         "error: predicted ÷ measured - 1, per request but for that of the mean; bias: its median",
@@ -115,7 +130,9 @@ def _server(summary: Summary) -> Table:
     }
     if (reuse := summary["reuse"]) is not None:
         settings["reused tokens equal"] = f"{reuse['same']:,} of {summary['requests']:,} requests"
-        settings["token hit rate, simulated"] = f"{reuse['hit_rate']:.2%}, {reuse['our_hit_rate']:.2%}"
+        settings["token hit rate, simulated"] = (
+            f"{reuse['hit_rate']:.2%}, {reuse['our_hit_rate']:.2%}"
+        )
     if (steps := summary["steps_fitted"]) is not None:
         settings["steps fitted"] = f"{steps:,}"
     rows = [{"setting": name, "value": value} for name, value in settings.items()]
@@ -134,10 +151,13 @@ MOST = 0.5  # larger errors are drawn at this limit
 
 
 def draw_twin_figure(columns: Mapping[str, Any], title: str) -> Figure:
-    """Draw predicted against measured times above, and relative errors by arrival below, one point per request."""
+    """Draw predicted against measured times above, and relative errors by arrival below, one point
+    per request."""
     heading = "Requests of the log: predicted against measured, and relative errors by arrival"
     margins = style.margins_for(PARTS)
-    figure, axes = style.framed_with(title, heading, 2, 2, height=7.0, margins=margins, wspace=0.4, hspace=0.3)
+    figure, axes = style.framed_with(
+        title, heading, 2, 2, height=7.0, margins=margins, wspace=0.4, hspace=0.3
+    )
     for column, (metric, name) in enumerate(SHOWN.items()):
         predicted, measured = columns["predicted"][metric], columns["measured"][metric]
         _draw_pairs(axes[0][column], columns["trains"], predicted, measured, name)
@@ -148,7 +168,13 @@ def draw_twin_figure(columns: Mapping[str, Any], title: str) -> Figure:
         for label, mask in _subsets(columns["trains"]):
             colour, marker = PARTS[label]
             ax.scatter(
-                columns["arrived_s"][mask], shown[mask], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0
+                columns["arrived_s"][mask],
+                shown[mask],
+                s=9,
+                marker=marker,
+                color=colour,
+                alpha=0.6,
+                linewidths=0,
             )
         style.label(ax, "arrival (s)", f"error of {name} (%)")
     style.legend_right(axes[0][1])
@@ -164,11 +190,20 @@ def _draw_pairs(ax: Axes, trains: Any, predicted: Any, measured: Any, name: str)
     ends = np.array([low / 1.3, high * 1.3])
     ax.plot(ends, ends, color=style.INK, linewidth=0.8)
     lower, upper = ends * (1 - BAND), ends * (1 + BAND)
-    ax.fill_between(ends, lower, upper, color=style.FAINT, alpha=0.6, zorder=0, label=f"within {BAND:.0%}")
+    ax.fill_between(
+        ends, lower, upper, color=style.FAINT, alpha=0.6, zorder=0, label=f"within {BAND:.0%}"
+    )
     for label, mask in _subsets(trains):
         colour, marker = PARTS[label]
         ax.scatter(
-            measured[mask], predicted[mask], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0, label=label
+            measured[mask],
+            predicted[mask],
+            s=9,
+            marker=marker,
+            color=colour,
+            alpha=0.6,
+            linewidths=0,
+            label=label,
         )
     for axis in (ax.xaxis, ax.yaxis):
         style.log_scale(axis, *ends)
@@ -205,19 +240,26 @@ class Input:
 
 
 def read_input(study: Study, log: Log) -> Input:
-    """Return the input; ValueError for a log without the data of a fit, and for facts that no server has."""
+    """Return the input; ValueError for a log without the data of a fit, and for facts that no
+    server has."""
     options, sums = study.analyses.twin, read_sums(study.analyses.twin.metrics)
     given = _read_log(study, log, sums)
     if sums is not None:
         sums.check(given.log.prompt_lens, given.log.output_lens, study.workload.path or "null")
-    return replace(given, sums=sums, forwards=read_forwards(options.forward, study.model, given.facts.deployment))
+    return replace(
+        given,
+        sums=sums,
+        forwards=read_forwards(options.forward, study.model, given.facts.deployment),
+    )
 
 
 def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
     path, options = study.workload.path or "null", study.analyses.twin
     if not is_run(path):
         if options.predict:
-            raise ValueError(f"twin.predict={options.predict} with log={path}: expected a log with prompts, {RUNS}")
+            raise ValueError(
+                f"twin.predict={options.predict} with log={path}: expected a log with prompts, {RUNS}"
+            )
         read = read_timed_log if sums is None or log.observed is not None else read_untimed_log
         timed_log, facts = read(log, path, options.train_share), server_of(study)
         check_memory(timed_log, facts.memory, path)
@@ -233,7 +275,9 @@ def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
     for folder in options.predict:
         for run in read_captures(str(Path(folder).expanduser()), "twin.predict", study):
             if run.digest in [known.digest for known in (fitted, *(other for other, _ in others))]:
-                raise ValueError(f"twin.predict={folder}: expected another run than the fitted one, and each one once")
+                raise ValueError(
+                    f"twin.predict={folder}: expected another run than the fitted one, and each one once"
+                )
             other_facts = server_of(_described_alone(study), run.described)
             check_memory(run.log, other_facts.memory, folder)
             others.append((run, other_facts))
@@ -242,7 +286,9 @@ def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
 
 def _described_alone(study: Study) -> Study:
     """Return the study without settings that describe the memory of the fitted run's server."""
-    twin = replace(study.analyses.twin, num_gpu_blocks=None, prefix_caching=None, async_scheduling=None)
+    twin = replace(
+        study.analyses.twin, num_gpu_blocks=None, prefix_caching=None, async_scheduling=None
+    )
     (arm,) = study.chosen()
     pool = study.arms[arm].pool
     assert pool is not None, "checked with the settings"
@@ -251,7 +297,8 @@ def _described_alone(study: Study) -> Study:
 
 
 def check_log(study: Study, log: Log) -> None:
-    """Raise ValueError for a log that cannot be fitted, and for runs that cannot be predicted from it."""
+    """Raise ValueError for a log that cannot be fitted, and for runs that cannot be predicted from
+    it."""
     read_input(study, log)
 
 
@@ -261,7 +308,9 @@ def twin(finished: Finished) -> Findings:
     assert log is not None, "the settings let no other workload pass"
     path, given = study.workload.path or "null", read_input(study, log)
     timed_log = given.log
-    fitting = Fitting(timed_log, study.model, study.hardware, given.facts, given.forwards, given.sums)
+    fitting = Fitting(
+        timed_log, study.model, study.hardware, given.facts, given.forwards, given.sums
+    )
     fit = fitting.fit()
     summary = _summary(timed_log, fit)
     profile = FittedProfile(
@@ -280,16 +329,23 @@ def twin(finished: Finished) -> Findings:
     if given.sums is not None:
         arrived_s = timed_log.arrived_s + np.median(timed_log.outside.before)  # as simulated
         rows = rows_of_sums(given.sums, arrived_s, fit.times, fitting.fitted_intervals(given.sums))
-        summary |= {"sums": rows, "counts": counts_of(given.sums, fit.times, timed_log.reused is not None)}
+        summary |= {
+            "sums": rows,
+            "counts": counts_of(given.sums, fit.times, timed_log.reused is not None),
+        }
         tables += tables_of_sums(rows, summary["counts"])
         caveats += tuple(_caveats_of_sums(given.sums, timed_log))
     if given.forwards is not None:
         caveats += given.forwards.notes
-        summary["forwards"] = rows_of(given.forwards, fitting.forward_seconds(given.forwards, fit.rates))
+        summary["forwards"] = rows_of(
+            given.forwards, fitting.forward_seconds(given.forwards, fit.rates)
+        )
         tables += (table_of(summary["forwards"]),)
     if given.fitted is not None and given.others:
         draws = study.analyses.twin.draws
-        summary["predictions"] = list(_predictions(given.fitted, given.others, Twin.of(fitting, fit), draws))
+        summary["predictions"] = list(
+            _predictions(given.fitted, given.others, Twin.of(fitting, fit), draws)
+        )
         tables += tables_of_predictions(summary["predictions"], title, draws)
         caveats += tuple(f"{run.name}: {note}" for run, _ in given.others for note in run.log.notes)
     figures = (
@@ -305,9 +361,13 @@ def _predictions(
     fitted: Capture, others: list[tuple[Capture, ServerFacts]], twin: Twin, draws: int
 ) -> Iterator[dict[str, Any]]:
     for run, facts in others:
-        further = [other for other in (fitted, *(capture for capture, _ in others)) if other is not run]
+        further = [
+            other for other in (fitted, *(capture for capture, _ in others)) if other is not run
+        ]
         predicted = predict(twin, run, facts, draws)
-        yield summary_of(fitted, predicted, twin.at_speed(run, facts), twin.slowness(run.log), further)
+        yield summary_of(
+            fitted, predicted, twin.at_speed(run, facts), twin.slowness(run.log), further
+        )
 
 
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
@@ -321,7 +381,10 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
         "unseen": errors(predicted, measured, tests),
         "seen": errors(predicted, measured, log.trains),
         "without_model": {
-            name: {"unseen": errors(other, measured, tests), "seen": errors(other, measured, log.trains)}
+            name: {
+                "unseen": errors(other, measured, tests),
+                "seen": errors(other, measured, log.trains),
+            }
             for name, other in predictions_without_model(log).items()
         },
         "means_s": {name: _mean(values[tests]) for name, values in measured.items()},
@@ -366,7 +429,8 @@ def _caveats_of_sums(sums: Sums, log: TimedLog) -> Iterator[str]:
 
 
 def _reuse(log: TimedLog, fit: Fit) -> dict[str, Any]:
-    """Return in how many requests server and simulation reused the same number of tokens, and their hit rates."""
+    """Return in how many requests server and simulation reused the same number of tokens, and their
+    hit rates."""
     assert log.reused is not None, "the log has prompts"
     tokens = int(log.prompt_lens.sum())
     return {
@@ -392,12 +456,19 @@ def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
     used, between = fit.times.blocks, fit.facts.blocks_between
     if between is not None:
         blocks_text = (
-            f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, from {between[0]:,}"
+            f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, "
+            f"from {between[0]:,}"
         )
         blocks_text = f"{blocks_text} to {between[1]:,}"
         matters = used >= between[0]
-        effect = "which matters, for so many are used" if matters else f"which does not matter, for {used:,} are used"
-        caveats.append(f"{blocks_text}, {effect}{'; twin.num_gpu_blocks sets them' if matters else ''}")
+        effect = (
+            "which matters, for so many are used"
+            if matters
+            else f"which does not matter, for {used:,} are used"
+        )
+        caveats.append(
+            f"{blocks_text}, {effect}{'; twin.num_gpu_blocks sets them' if matters else ''}"
+        )
     rates = summary["split"]["train_rate_rps"], summary["split"]["test_rate_rps"]
     if None not in rates and not 1 / OTHER_LOAD <= rates[1] / rates[0] <= OTHER_LOAD:
         caveats.append(
@@ -425,10 +496,18 @@ def _check(study: Study) -> None:
         ("store.state_gib", study.store.state_gib, None),
         ("store.state_ratio", study.store.state_ratio, None),
         ("store.entries", study.store.entries, None),
-        ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),
+        (
+            "only one arm, with a pool",
+            [study.arms[name].pool is not None for name in study.chosen()],
+            [True],
+        ),
     )
     if study.store.kv_gib is not None and study.analyses.twin.num_gpu_blocks is not None:
-        raise ValueError(f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them")
+        raise ValueError(
+            f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them"
+        )
 
 
-ANALYSES.add(Analysis("twin", twin, needs=(LOG,), options=TwinSettings, check=_check, check_log=check_log))
+ANALYSES.add(
+    Analysis("twin", twin, needs=(LOG,), options=TwinSettings, check=_check, check_log=check_log)
+)

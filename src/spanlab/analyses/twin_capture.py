@@ -1,7 +1,8 @@
 """Runs of `replay` and `rendezvous` as logs of a twin.
 
-The prompts are those of the run's own workload, made again from its settings. The times are those of the client. The
-pool is that of the server where it wrote its steps, else that of the run's settings.
+The prompts are those of the run's own workload, made again from its settings. The times are those
+of the client. The pool is that of the server where it wrote its steps, else that of the run's
+settings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from spanlab.analyses.twin_log import LIMITS, Described, Floats, Outside, Steps, TimedLog, check_split
+from spanlab.analyses.twin_log import (
+    LIMITS,
+    Described,
+    Floats,
+    Outside,
+    Steps,
+    TimedLog,
+    check_split,
+)
 from spanlab.build import build_workload
 from spanlab.core.policies.block_pool import block_shape
 from spanlab.core.request import Request
@@ -29,9 +38,23 @@ from spanlab.study.folder import CONFIG, fingerprint, read_settings
 from spanlab.study.jobs import Jobs
 from spanlab.study.numbers import ArmFiles, Columns, RunCell
 from spanlab.study.servers.base import as_served
-from spanlab.study.servers.steps import LiveRun, Rendezvous, Served, Start, meet, other_release, read_run
+from spanlab.study.servers.steps import (
+    LiveRun,
+    Rendezvous,
+    Served,
+    Start,
+    meet,
+    other_release,
+    read_run,
+)
 
-_SAME = ("workload", "arrivals", "model", "batch", "data")  # settings that repeats of a run have in common
+_SAME = (
+    "workload",
+    "arrivals",
+    "model",
+    "batch",
+    "data",
+)  # settings that repeats of a run have in common
 _PRESET = "vllm_0_32"  # the rules that decide the server's steps again
 _STEPS, _CONFIG = "the server's log of steps", "the run's settings"
 
@@ -54,7 +77,8 @@ class Capture:
     digest: str
 
     def differs_from(self, other: Capture) -> str:
-        """Return in what the settings differ: load, cache, workload, batch; `repeat` where they do not."""
+        """Return in what the settings differ: load, cache, workload, batch; `repeat` where they do
+        not."""
         names = {"arrivals": "load", "rate_rps": "load", "memory": "cache", "data": "workload"}
         keys = [key for key in self.settings if self.settings[key] != other.settings[key]]
         return ", ".join(dict.fromkeys(names.get(key, key) for key in keys)) or "repeat"
@@ -66,35 +90,47 @@ def is_run(path: str) -> bool:
 
 
 def read_captures(path: str, key: str, study: Study) -> list[Capture]:
-    """Return the runs of a server in a folder; ValueError where it has none, or one that cannot be simulated.
+    """Return the runs of a server in a folder; ValueError where it has none, or one that cannot be
+    simulated.
 
     `key`    names the path in messages
     `study`  the twin's, whose model the server must have
     """
     folder, subject = Path(path), f"{key}={path}"
     if not is_run(path):
-        raise ValueError(f"{subject}: expected the folder of a run of replay or rendezvous, whose prompts are known")
+        raise ValueError(
+            f"{subject}: expected the folder of a run of replay or rendezvous, whose prompts are known"
+        )
     text = (folder / CONFIG).read_text()
 
     config: Any = OmegaConf.merge(OmegaConf.structured(open_schema(Study)), OmegaConf.create(text))
     try:
         run = as_settings(config)
     except ValueError as error:
-        raise ValueError(f"{subject}: expected settings that this version knows: {error}") from error
+        raise ValueError(
+            f"{subject}: expected settings that this version knows: {error}"
+        ) from error
     assert isinstance(run, Study), "the schema is that of a study"
     if run.backend != SERVER:
-        raise ValueError(f"{subject}: a run with backend={run.backend}; expected one of a server, backend={SERVER}")
+        raise ValueError(
+            f"{subject}: a run with backend={run.backend}; expected one of a server, backend={SERVER}"
+        )
     there, here = (dict(leaves(asdict(spec))) for spec in (run.model, study.model))
     for name in here:
         if there.get(name) != here[name]:
-            raise ValueError(f"{subject}: its server had model.{name}={there.get(name)}; expected {here[name]}")
+            raise ValueError(
+                f"{subject}: its server had model.{name}={there.get(name)}; expected {here[name]}"
+            )
     (arm,) = run.chosen()
     jobs, settings = _jobs(run, text, subject), read_settings(text)
     files = ArmFiles.of_arm(folder, arm)
     if damage := files.corruption():
         raise ValueError(damage)
     rows = {RunCell.of(row): row for row in files.finished()}
-    runs = [_Run(run, subject, arm, cell, rows[cell], columns, files) for cell, columns in files.columns().items()]
+    runs = [
+        _Run(run, subject, arm, cell, rows[cell], columns, files)
+        for cell, columns in files.columns().items()
+    ]
     if not runs:
         raise ValueError(f"{subject}: expected a finished run")
     same = {name: settings.get(name) for name in _SAME}
@@ -103,13 +139,16 @@ def read_captures(path: str, key: str, study: Study) -> list[Capture]:
 
 
 def _jobs(run: Study, text: str, subject: str) -> Jobs:
-    """Return the jobs of a run with its prompts; ValueError where the workload is no longer the same."""
+    """Return the jobs of a run with its prompts; ValueError where the workload is no longer the
+    same."""
     try:
         workload = build_workload(run.workload, str(Path(run.output.root) / ".cache"))
     except ValueError as error:
         raise ValueError(f"{subject}: its prompts cannot be made again: {error}") from error
     if fingerprint(workload) != read_settings(text)["data"]:
-        raise ValueError(f"{subject}: its workload has other prompts now; expected those that the server got")
+        raise ValueError(
+            f"{subject}: its workload has other prompts now; expected those that the server got"
+        )
     return Jobs(run, workload.requests)
 
 
@@ -125,29 +164,49 @@ class _Run:
     unordered: Columns
     files: ArmFiles
 
-    def capture(self, jobs: Jobs, same: Mapping[str, Any], train_share: float, several: bool) -> Capture:
+    def capture(
+        self, jobs: Jobs, same: Mapping[str, Any], train_share: float, several: bool
+    ) -> Capture:
         if self.row.get("failures"):
-            raise ValueError(f"{self.subject}: {len(self.row['failures'])} requests failed; expected none")
-        # The lateness of the client is none of the server's: delays count from the time of sending, where it is known.
-        columns = self.unordered | {"arrived_s": self.unordered.get("sent_s", self.unordered["arrived_s"])}
+            raise ValueError(
+                f"{self.subject}: {len(self.row['failures'])} requests failed; expected none"
+            )
+        # The lateness of the client is none of the server's: delays count from the time of sending,
+        # where it is known.
+        columns = self.unordered | {
+            "arrived_s": self.unordered.get("sent_s", self.unordered["arrived_s"])
+        }
         order = np.lexsort((columns["request_id"], columns["arrived_s"]))
         columns = {name: values[order] for name, values in columns.items()}
-        by_id = {request.id: request for request in as_served(self.study, jobs.arrivals(self.cell.first_repeat))}
+        by_id = {
+            request.id: request
+            for request in as_served(self.study, jobs.arrivals(self.cell.first_repeat))
+        }
         requests = [by_id[int(number)] for number in columns["request_id"]]
         path = self.files.log(self.arm, self.cell)
         live = read_run(path) if path.exists() else None
         log, described = self._log(columns, requests, train_share), self._described()
         if live is not None:
-            log, described = self._with_steps(log, columns["request_id"], live), _of_start(described, live.start)
+            log, described = (
+                self._with_steps(log, columns["request_id"], live),
+                _of_start(described, live.start),
+            )
         elif log.reused is not None and (log.reused < 0).any():
-            raise ValueError(f"{self.subject}: the server told no reused tokens; expected cached_tokens or its steps")
+            raise ValueError(
+                f"{self.subject}: the server told no reused tokens; expected cached_tokens or its steps"
+            )
         check_split(log.trains, train_share, self.subject.partition("=")[2])
         name = Path(self.subject.partition("=")[2]).resolve().name
         return Capture(
             f"{name}, {self.cell.name}" if several else name,
             log,
             described,
-            {**same, "seed": self.cell.seed, "rate_rps": self.cell.rate_rps, "memory": described.meta},
+            {
+                **same,
+                "seed": self.cell.seed,
+                "rate_rps": self.cell.rate_rps,
+                "memory": described.meta,
+            },
             sha256(log.ttft_s.tobytes() + log.e2e_s.tobytes()).hexdigest(),
         )
 
@@ -155,12 +214,23 @@ class _Run:
         arrived_s, outputs = columns["arrived_s"], columns["output_tokens"].astype(np.int64)
         delays = delays_of(columns)
         numbered = (
-            replace(request, id=number, arrived_at=round(at * 1e9), output_len=output, after=(), wait_ns=0)
-            for number, (request, at, output) in enumerate(zip(requests, arrived_s, outputs.tolist(), strict=True))
+            replace(
+                request,
+                id=number,
+                arrived_at=round(at * 1e9),
+                output_len=output,
+                after=(),
+                wait_ns=0,
+            )
+            for number, (request, at, output) in enumerate(
+                zip(requests, arrived_s, outputs.tolist(), strict=True)
+            )
         )
         notes = []
         if self.study.arrivals.clients is not None or any(request.after for request in requests):
-            notes.append("requests arrived after answers to others: measured arrivals are used, none is predicted")
+            notes.append(
+                "requests arrived after answers to others: measured arrivals are used, none is predicted"
+            )
         return TimedLog(
             tuple(numbered),
             arrived_s,
@@ -176,8 +246,12 @@ class _Run:
         """Return what the settings of the run say of the server."""
         study, pool = self.study, self.study.arms[self.arm].pool
         if pool is None:
-            raise ValueError(f"{self.subject}: only={study.runs.only}: expected a server with a pool of blocks")
-        shape = block_shape(study.model, held_token_bytes(study.model, study.batch), pool.block_size)
+            raise ValueError(
+                f"{self.subject}: only={study.runs.only}: expected a server with a pool of blocks"
+            )
+        shape = block_shape(
+            study.model, held_token_bytes(study.model, study.batch), pool.block_size
+        )
         blocks = shape.pool(shape.limit(study.store.budget)).num_blocks
         limits = {name: getattr(study.batch, name) for name in LIMITS}
         meta = {
@@ -185,12 +259,17 @@ class _Run:
             "kv_cache": {"block_size": shape.size, "num_gpu_blocks": blocks + 1},  # the null block
         }
         retention = pool.retention
-        return Described(meta, _CONFIG, study.batch, True, retention, study.server.engine == "vllm_cpu")
+        return Described(
+            meta, _CONFIG, study.batch, True, retention, study.server.engine == "vllm_cpu"
+        )
 
     def _with_steps(self, log: TimedLog, ids: NDArray[np.int64], live: LiveRun) -> TimedLog:
-        """Return the log with what the server wrote of its steps: reuse, outputs, durations and delays outside."""
+        """Return the log with what the server wrote of its steps: reuse, outputs, durations and
+        delays outside."""
         if live.start.draft_tokens:
-            raise ValueError(f"{self.subject}: the server verified drafts; expected one without speculative decoding")
+            raise ValueError(
+                f"{self.subject}: the server verified drafts; expected one without speculative decoding"
+            )
         at = {served.number: served for served in live.requests}
         served = [at[int(number)] for number in ids]
         requests = tuple(map(self._answered, log.requests, served))
@@ -207,18 +286,25 @@ class _Run:
         first_s = clock.ended_s[[other.first or 0 for other in served]]
         idle = clock.idle(log.arrived_s, added_s - zero_s) & log.trains
         if not idle.any():
-            notes.append("no fitted request found the server idle: the delay before its queue counts as none")
+            notes.append(
+                "no fitted request found the server idle: the delay before its queue counts as none"
+            )
         outside = Outside(
             (added_s - zero_s - log.arrived_s)[idle] if idle.any() else np.zeros(1),
             (log.arrived_s + log.ttft_s - first_s)[log.trains],
         )
         steps = clock.steps(both, float(log.arrived_s[~log.trains].min(initial=np.inf)))
-        return replace(log, requests=requests, reused=reused, notes=tuple(notes), outside=outside, steps=steps)
+        return replace(
+            log, requests=requests, reused=reused, notes=tuple(notes), outside=outside, steps=steps
+        )
 
     def _answered(self, request: Request, served: Served) -> Request:
-        """Return a request with the tokens of its answer; ValueError where the server got another prompt."""
+        """Return a request with the tokens of its answer; ValueError where the server got another
+        prompt."""
         if request.tokens.tolist() != served.tokens:
-            raise ValueError(f"{self.subject}: request {served.id} had another prompt; expected that of the workload")
+            raise ValueError(
+                f"{self.subject}: request {served.id} had another prompt; expected that of the workload"
+            )
         known = len(served.output) == request.output_len
         return replace(request, output=np.array(served.output, np.int32)) if known else request
 
@@ -238,14 +324,17 @@ def _of_start(described: Described, start: Start) -> Described:
     )
     meta = {"engine_kwargs": engine, "kv_cache": pool}
     eager = described.eager if start.cuda_graphs is None else not start.cuda_graphs
-    return replace(described, meta=meta, origin=_STEPS, batch=batch, retention=start.retention, eager=eager)
+    return replace(
+        described, meta=meta, origin=_STEPS, batch=batch, retention=start.retention, eager=eager
+    )
 
 
 class _Clock:
-    """Times of a server's steps on the clock of the arrivals, float64 seconds, by number of the step.
+    """Times of a server's steps on the clock of the arrivals, float64 seconds, by number of the
+    step.
 
-    A step lasts until the next one begins, if a request is left to serve: the server then handles its outputs. With
-    asynchronous scheduling, it begins when the one before it ends.
+    A step lasts until the next one begins, if a request is left to serve: the server then handles
+    its outputs. With asynchronous scheduling, it begins when the one before it ends.
     """
 
     def __init__(self, live: LiveRun, zero_s: float) -> None:
@@ -255,7 +344,9 @@ class _Clock:
             self.began_s[1:] = np.maximum(self.began_s[1:], self.ended_s[:-1])
             return
         added_s = np.sort([request.added_at * NS - zero_s for request in live.requests])
-        ends = np.sort([len(live.steps) if request.last is None else request.last for request in live.requests])
+        ends = np.sort(
+            [len(live.steps) if request.last is None else request.last for request in live.requests]
+        )
         left = np.searchsorted(added_s, self.ended_s, side="right") - np.searchsorted(
             ends, np.arange(len(live.steps)), side="right"
         )
@@ -269,9 +360,14 @@ class _Clock:
         return np.asarray(ended & (np.searchsorted(self.began_s, queued_s) - 1 <= before))
 
     def steps(self, both: Rendezvous, until_s: float) -> Steps:
-        """Return the steps that both schedulers decided alike; those that end by `until_s` are for training."""
+        """Return the steps that both schedulers decided alike; those that end by `until_s` are for
+        training."""
         unequal = {difference.step for difference in both.differences}
-        numbers = [number for number in sorted(both.work) if number < len(self.ended_s) and number not in unequal]
+        numbers = [
+            number
+            for number in sorted(both.work)
+            if number < len(self.ended_s) and number not in unequal
+        ]
         seconds = (self.ended_s - self.began_s)[numbers]
         work = tuple(both.work[number] for number in numbers)
         return Steps(work, seconds, np.asarray(self.ended_s[numbers] <= until_s))

@@ -29,7 +29,8 @@ from spanlab_sim.timings import FittedTiming, Parameter, Rates, names_for
 
 
 def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -> Floats:
-    """Return nanoseconds by which first and last tokens come later, shape (2, requests, parameters).
+    """Return nanoseconds by which first and last tokens come later, shape (2, requests,
+    parameters).
 
     `timings`  the simulated timing, followed by one with each parameter changed
     """
@@ -41,11 +42,17 @@ def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -
         np.searchsorted(ends, times.first_ns) + 1,
         np.searchsorted(ends, times.last_ns) + 1,
     )
-    arrives = np.searchsorted(starts, log.arrived_s * 1e9)  # the first step that begins after the arrival
+    arrives = np.searchsorted(
+        starts, log.arrived_s * 1e9
+    )  # the first step that begins after the arrival
     request_by_end = dict(zip(times.last_ns.tolist(), range(len(times.last_ns)), strict=True))
     moved = np.zeros((2, len(first), longer.shape[1]))
     for index in np.argsort(times.admitted_ns, kind="stable").tolist():
-        predecessor = request_by_end.get(int(times.admitted_ns[index])) if begins[index] > arrives[index] + 1 else None
+        predecessor = (
+            request_by_end.get(int(times.admitted_ns[index]))
+            if begins[index] > arrives[index] + 1
+            else None
+        )
         from_step = arrives[index] if predecessor is None else begins[index]
         before = 0.0 if predecessor is None else moved[1, predecessor]
         moved[0, index] = before + longer[first[index]] - longer[min(from_step, first[index])]
@@ -54,26 +61,38 @@ def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -
 
 
 def prefill_slopes(times: Times, timings: Sequence[FittedTiming]) -> Floats:
-    """Return nanoseconds by which the steps from a request's start to its first token take longer, by parameter."""
+    """Return nanoseconds by which the steps from a request's start to its first token take longer,
+    by parameter."""
     longer = _cumulative_delays(times.runs, timings)
     starts, ends = (
-        np.array(moments) for moments in zip(*((run.start_ns, run.end_ns) for run in times.runs), strict=True)
+        np.array(moments)
+        for moments in zip(*((run.start_ns, run.end_ns) for run in times.runs), strict=True)
     )
-    begins, first = np.searchsorted(starts, times.admitted_ns), np.searchsorted(ends, times.first_ns) + 1
+    begins, first = (
+        np.searchsorted(starts, times.admitted_ns),
+        np.searchsorted(ends, times.first_ns) + 1,
+    )
     return np.asarray(longer[first] - longer[begins], np.float64)
 
 
 def _cumulative_delays(runs: Sequence[Run], timings: Sequence[FittedTiming]) -> Floats:
-    """Return nanoseconds by which all runs before each run take longer, shape (runs + 1, parameters)."""
-    took = np.array([[_duration(timing, run) for timing in timings] for run in runs], dtype=np.float64)
+    """Return nanoseconds by which all runs before each run take longer, shape (runs + 1,
+    parameters)."""
+    took = np.array(
+        [[_duration(timing, run) for timing in timings] for run in runs], dtype=np.float64
+    )
     longer = np.cumsum(took[:, 1:] - took[:, :1], axis=0)
     return np.vstack([np.zeros(longer.shape[1]), longer])
 
 
 def _duration(timing: FittedTiming, run: Run) -> float:
-    """Return nanoseconds of all steps of a run, approximated by its middle step, since durations are nearly linear."""
+    """Return nanoseconds of all steps of a run, approximated by its middle step, since durations
+    are nearly linear."""
     middle = (run.repeats - 1) // 2
-    ranks = [rank._replace(decode_context=rank.decode_context + middle * rank.num_decodes) for rank in run.ranks]
+    ranks = [
+        rank._replace(decode_context=rank.decode_context + middle * rank.num_decodes)
+        for rank in run.ranks
+    ]
     return run.repeats * timing.exact(ranks)
 
 
@@ -84,12 +103,16 @@ def _duration(timing: FittedTiming, run: Run) -> float:
 
 SOFT = 3.0  #: standard deviations from which the loss of a residual is linear instead of quadratic
 LONGEST = 0.5  #: largest change of a parameter in one iteration
-FULL, AVERAGED = 8, 6  #: iterations with full steps, and then with decreasing steps, which average out the jumps
+FULL, AVERAGED = (
+    8,
+    6,
+)  #: iterations with full steps, and then with decreasing steps, which average out the jumps
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Normal priors of the parameters: means and standard deviations, each of shape (parameters,)."""
+    """Normal priors of the parameters: means and standard deviations, each of shape
+    (parameters,)."""
 
     mean: Floats
     sd: Floats
@@ -99,8 +122,8 @@ class Prior:
 class Linearised:
     """Residuals in standard deviations and their slopes at a point; shapes (d,), (n,) and (n, d).
 
-    `block_size`  residuals that count as one against the prior, since errors of neighbours have a common cause; a
-                  number, or one for each residual
+    `block_size`  residuals that count as one against the prior, since errors of neighbours have a
+                  common cause; a number, or one for each residual
     """
 
     point: Floats
@@ -117,7 +140,9 @@ class Linearised:
     def cost(self, prior: Prior) -> float:
         """Return the pseudo-Huber loss of the residuals plus the penalty of the prior."""
         loss = 2 * SOFT**2 * (np.sqrt(1 + (self.residuals / SOFT) ** 2) - 1)
-        return float((loss / self.block_size).sum() + (((self.point - prior.mean) / prior.sd) ** 2).sum())
+        return float(
+            (loss / self.block_size).sum() + (((self.point - prior.mean) / prior.sd) ** 2).sum()
+        )
 
     def _curvature(self, prior: Prior, scatter: float = 1.0) -> Floats:
         weighted = self.slopes * self._weights[:, None] / scatter
@@ -126,14 +151,20 @@ class Linearised:
 
     def step(self, prior: Prior) -> Floats:
         """Return the Gauss-Newton step, each component clipped to ± `LONGEST`."""
-        gradient = self.slopes.T @ (self._weights * self.residuals) + (self.point - prior.mean) / prior.sd**2
+        gradient = (
+            self.slopes.T @ (self._weights * self.residuals)
+            + (self.point - prior.mean) / prior.sd**2
+        )
         step = -np.linalg.solve(self._curvature(prior), gradient)
         return np.asarray(np.clip(step, -LONGEST, LONGEST), dtype=np.float64)
 
     def deviations(self, prior: Prior) -> Floats:
-        """Return standard deviations of the parameters, shape (d,), widened by excess scatter of residuals."""
+        """Return standard deviations of the parameters, shape (d,), widened by excess scatter of
+        residuals."""
         scatter = float((self._weights * self.residuals**2).sum() / self._weights.sum())
-        deviations: Floats = np.sqrt(np.diag(np.linalg.inv(self._curvature(prior, max(1.0, scatter)))))
+        deviations: Floats = np.sqrt(
+            np.diag(np.linalg.inv(self._curvature(prior, max(1.0, scatter))))
+        )
         return deviations
 
 
@@ -146,14 +177,19 @@ def both(first: Evaluate, second: Evaluate) -> Evaluate:
     def evaluate(point: Floats) -> Linearised:
         points = first(point), second(point)
         sizes = [np.broadcast_to(each.block_size, each.residuals.shape) for each in points]
-        residuals, slopes = ([getattr(each, name) for each in points] for name in ("residuals", "slopes"))
-        return Linearised(point, np.concatenate(residuals), np.concatenate(slopes), np.concatenate(sizes))
+        residuals, slopes = (
+            [getattr(each, name) for each in points] for name in ("residuals", "slopes")
+        )
+        return Linearised(
+            point, np.concatenate(residuals), np.concatenate(slopes), np.concatenate(sizes)
+        )
 
     return evaluate
 
 
 def descend(evaluate: Evaluate, start: Floats, prior: Prior) -> Linearised:
-    """Return the evaluated point of least cost; Gauss-Newton steps, full at first, then ever shorter."""
+    """Return the evaluated point of least cost; Gauss-Newton steps, full at first, then ever
+    shorter."""
     tried = [evaluate(start)]
     for iteration in range(FULL + AVERAGED):
         gain = 1.0 if iteration < FULL else 1 / (2 + iteration - FULL)
@@ -165,14 +201,17 @@ def descend(evaluate: Evaluate, start: Floats, prior: Prior) -> Linearised:
 # Fit of a server's rates to the times of its requests, by repeated simulation of the log.
 # ------------------------------------------------------------------------------
 
-#: Prior standard deviations of the logarithms: shares of a data sheet are known better than host times.
+#: Prior standard deviations of the logarithms: shares of a data sheet are known better than host
+#: times.
 PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2, "host_s_with_prefill": 0.7}
 OTHER_SD = 1.0
 CHANGE = 0.01  # of a logarithm, for numerical slopes of step times
-#: Relative error of a time that no parameter explains, and the share of a step by which a first token may come earlier
-#: or later than modelled: a request arrives anywhere within a step, and waits for its end.
+#: Relative error of a time that no parameter explains, and the share of a step by which a first
+#: token may come earlier or later than modelled: a request arrives anywhere within a step, and
+#: waits for its end.
 UNEXPLAINED, OF_A_STEP = 0.02, 0.3
-#: Relative error of a single step that no parameter explains: at first, and at least once it is known.
+#: Relative error of a single step that no parameter explains: at first, and at least once it is
+#: known.
 UNEXPLAINED_STEP, LEAST_OF_STEP = 0.05, 0.002
 PART_OF_STEP = 0.05  # of the median step, where a fit starts again
 NEIGHBOURS = 10  # measured steps whose errors count as one: what slows one step down often slows down the next
@@ -266,20 +305,29 @@ class Fitting:
         return best
 
     def _fit_steps(self, names: tuple[str, ...], prior: Prior, steps: Steps) -> Linearised:
-        """Return the best parameters of measured steps, whose errors are in units of their own spread.
+        """Return the best parameters of measured steps, whose errors are in units of their own
+        spread.
 
-        A part of a duration that is assumed to be very small has no slope to grow by: a second start has larger ones.
+        A part of a duration that is assumed to be very small has no slope to grow by: a second
+        start has larger ones.
         """
         host_s = math.log(PART_OF_STEP * float(np.median(steps.seconds[steps.trains])))
         larger = np.array(
-            [host_s if name.startswith("host_s") else mean for name, mean in zip(names, prior.mean, strict=True)]
+            [
+                host_s if name.startswith("host_s") else mean
+                for name, mean in zip(names, prior.mean, strict=True)
+            ]
         )
         evaluate = self._and_forwards(names, self._linearise_steps(names, steps, UNEXPLAINED_STEP))
         starts = [descend(evaluate, start, prior) for start in (prior.mean, larger)]
         first = min(starts, key=lambda candidate: candidate.cost(prior))
         of_steps = first.residuals[: int(steps.trains.sum())]
         error = max(LEAST_OF_STEP, MAD * UNEXPLAINED_STEP * float(np.median(np.abs(of_steps))))
-        return descend(self._and_forwards(names, self._linearise_steps(names, steps, error)), first.point, prior)
+        return descend(
+            self._and_forwards(names, self._linearise_steps(names, steps, error)),
+            first.point,
+            prior,
+        )
 
     def _evaluation(self, names: tuple[str, ...]) -> Evaluate:
         if self.log.has_times:
@@ -294,11 +342,17 @@ class Fitting:
         return both(evaluate, self._linearise_forwards(names, self.forwards))
 
     def fitted_intervals(self, sums: Sums) -> list[bool]:
-        """Return which intervals of scrapes are fitted: none where the log has times of requests."""
-        return sums.trains(float(self.log.trains.mean())) if not self.log.has_times else [False] * len(sums.intervals)
+        """Return which intervals of scrapes are fitted: none where the log has times of
+        requests."""
+        return (
+            sums.trains(float(self.log.trains.mean()))
+            if not self.log.has_times
+            else [False] * len(sums.intervals)
+        )
 
     def _linearise_sums(self, names: tuple[str, ...], sums: Sums) -> Evaluate:
-        """Return a function of the rates' logarithms: errors of mean times of requests, in standard deviations."""
+        """Return a function of the rates' logarithms: errors of mean times of requests, in standard
+        deviations."""
         chosen = [number for number, trains in enumerate(self.fitted_intervals(sums)) if trains]
         outputs = float(self.log.output_lens.mean())
 
@@ -308,30 +362,46 @@ class Fitting:
             timings = [self.timing(other) for other in (rates, *changed)]
             first_ns, last_ns = token_slopes(self.log, times, timings)
             prefill_ns = prefill_slopes(times, timings)
-            slopes_ns = {"queue": first_ns - prefill_ns, "prefill": prefill_ns, "decode": last_ns - first_ns}
+            slopes_ns = {
+                "queue": first_ns - prefill_ns,
+                "prefill": prefill_ns,
+                "decode": last_ns - first_ns,
+            }
             seconds, requests = simulated_seconds(self.log.arrived_s, times), members(sums, times)
             residuals, slopes = [], []
             for number in chosen:
                 means, of_interval = sums.intervals[number].means, requests[number]
                 step_s = means["decode"] / max(1.0, outputs - 1)
                 for name in FITTED:
-                    # a queue may be empty, and its error is relative to the whole wait for the first token
+                    # a queue may be empty, and its error is relative to the whole wait for the
+                    # first token
                     measured = means[name] + (means["prefill"] if name == "queue" else 0.0)
-                    deviation = math.hypot(UNEXPLAINED, OF_A_STEP * step_s / measured / math.sqrt(len(of_interval)))
+                    deviation = math.hypot(
+                        UNEXPLAINED, OF_A_STEP * step_s / measured / math.sqrt(len(of_interval))
+                    )
                     error = float(seconds[name][of_interval].mean()) - means[name]
                     residuals.append(error / measured / deviation)
-                    slopes.append(slopes_ns[name][of_interval].mean(axis=0) * NS / CHANGE / measured / deviation)
+                    slopes.append(
+                        slopes_ns[name][of_interval].mean(axis=0)
+                        * NS
+                        / CHANGE
+                        / measured
+                        / deviation
+                    )
             block_size = max(1.0, len(residuals) / (2 * BLOCKS))
             return Linearised(point, np.array(residuals), np.array(slopes), block_size)
 
         return evaluate
 
     def _linearise_forwards(self, names: tuple[str, ...], forwards: Forwards) -> Evaluate:
-        """Return a function of the rates' logarithms: errors of timed forwards, in standard deviations."""
+        """Return a function of the rates' logarithms: errors of timed forwards, in standard
+        deviations."""
         deviations = np.hypot(UNEXPLAINED_STEP, forwards.spreads)
 
         def evaluate(point: Floats) -> Linearised:
-            logarithms = np.log([self.forward_seconds(forwards, rates) for rates in self._changed(names, point)])
+            logarithms = np.log(
+                [self.forward_seconds(forwards, rates) for rates in self._changed(names, point)]
+            )
             residuals = (logarithms[0] - np.log(forwards.seconds)) / deviations
             slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * deviations[:, None])
             return Linearised(point, residuals, slopes, 1.0)
@@ -345,34 +415,53 @@ class Fitting:
     def _changed(self, names: tuple[str, ...], point: Floats) -> list[Rates]:
         """Return the rates at a point, and those with each parameter slightly larger."""
         rates = replace(self._assumed, **_values(names, point))
-        return [rates, *(replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names)]
+        return [
+            rates,
+            *(replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names),
+        ]
 
     def _linearise(self, names: tuple[str, ...]) -> Evaluate:
-        """Return a function of the rates' logarithms: errors of first and last tokens, in standard deviations."""
+        """Return a function of the rates' logarithms: errors of first and last tokens, in standard
+        deviations."""
 
         def evaluate(point: Floats) -> Linearised:
             rates, *changed = self._changed(names, point)
             times = self.times(rates)
             predicted = np.concatenate(
-                [predicted_times(self.log, times)[name][self.log.trains] for name in ("ttft", "e2e")]
+                [
+                    predicted_times(self.log, times)[name][self.log.trains]
+                    for name in ("ttft", "e2e")
+                ]
             )
             slopes_ns = token_slopes(
                 self.log, times, [self.timing(changed_rates) for changed_rates in (rates, *changed)]
             )
-            slopes = slopes_ns[:, self.log.trains].reshape(-1, len(names)) * NS / CHANGE / predicted[:, None]
+            slopes = (
+                slopes_ns[:, self.log.trains].reshape(-1, len(names))
+                * NS
+                / CHANGE
+                / predicted[:, None]
+            )
             residuals = np.log(predicted / self._measured)
             block_size = len(residuals) / (2 * BLOCKS)
-            return Linearised(point, residuals / self._deviations, slopes / self._deviations[:, None], block_size)
+            return Linearised(
+                point, residuals / self._deviations, slopes / self._deviations[:, None], block_size
+            )
 
         return evaluate
 
     def _linearise_steps(self, names: tuple[str, ...], steps: Steps, error: float) -> Evaluate:
-        """Return a function of the rates' logarithms: errors of the durations of steps, in units of `error`."""
-        work = [features for features, trains in zip(steps.work, steps.trains, strict=True) if trains]
+        """Return a function of the rates' logarithms: errors of the durations of steps, in units of
+        `error`."""
+        work = [
+            features for features, trains in zip(steps.work, steps.trains, strict=True) if trains
+        ]
         measured = steps.seconds[steps.trains]
 
         def evaluate(point: Floats) -> Linearised:
-            logarithms = np.log([step_seconds(self.timing(rates), work) for rates in self._changed(names, point)])
+            logarithms = np.log(
+                [step_seconds(self.timing(rates), work) for rates in self._changed(names, point)]
+            )
             residuals = (logarithms[0] - np.log(measured)) / error
             slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * error)
             return Linearised(point, residuals, slopes, NEIGHBOURS)
@@ -380,16 +469,21 @@ class Fitting:
         return evaluate
 
 
-def simulated(log: TimedLog, facts: ServerFacts, timing: LockstepTiming, before_s: Floats | None = None) -> Times:
+def simulated(
+    log: TimedLog, facts: ServerFacts, timing: LockstepTiming, before_s: Floats | None = None
+) -> Times:
     """Return the times of a log's tokens in the server.
 
-    `before_s`  seconds from each arrival to the server's queue, shape (requests,); None: the median of fitted requests
+    `before_s`  seconds from each arrival to the server's queue, shape (requests,); None: the median
+                of fitted requests
     """
     if before_s is None:
         before_s = np.full(len(log.requests), np.median(log.outside.before))
     delays = np.rint(before_s * 1e9).astype(np.int64).tolist()
     queued = zip(log.requests, delays, strict=True)
-    requests = [replace(request, arrived_at=request.arrived_at + delay) for request, delay in queued]
+    requests = [
+        replace(request, arrived_at=request.arrived_at + delay) for request, delay in queued
+    ]
     requests.sort(key=lambda request: request.arrived_at)
     rules = replace(facts.rules, async_scheduling=bool(facts.asynchronous))
     return serve_log(requests, facts.memory, rules, timing, facts.deployment.data_parallel)
@@ -412,13 +506,18 @@ def _values(names: Sequence[str], logarithms: Floats) -> dict[str, float]:
 METRICS = ("ttft", "tpot", "e2e")
 
 
-def predicted_times(log: TimedLog, times: Times, after_s: Floats | None = None) -> dict[str, Floats]:
+def predicted_times(
+    log: TimedLog, times: Times, after_s: Floats | None = None
+) -> dict[str, Floats]:
     """Return predicted seconds of every request, by metric.
 
-    `after_s`  seconds from the server to the client, shape (requests,); None: the median of fitted requests
+    `after_s`  seconds from the server to the client, shape (requests,); None: the median of fitted
+               requests
     """
     outside_s = np.median(log.outside.after) if after_s is None else after_s
-    first_s, last_s = (np.asarray(ns * NS + outside_s, np.float64) for ns in (times.first_ns, times.last_ns))
+    first_s, last_s = (
+        np.asarray(ns * NS + outside_s, np.float64) for ns in (times.first_ns, times.last_ns)
+    )
     ttft_s, e2e_s = ttft(log.arrived_s, first_s), e2e(log.arrived_s, last_s)
     return {"ttft": ttft_s, "tpot": tpot(ttft_s, e2e_s, log.output_lens), "e2e": e2e_s}
 
@@ -431,15 +530,18 @@ def measured_times(log: TimedLog) -> dict[str, Floats]:
 def predictions_without_model(
     log: TimedLog, other: TimedLog | None = None, reused: NDArray[np.int64] | None = None
 ) -> dict[str, dict[str, Floats]]:
-    """Return predicted seconds of every request by predictor and metric, each fitted to the training requests of a log.
+    """Return predicted seconds of every request by predictor and metric, each fitted to the
+    training requests of a log.
 
     `other`   the log to predict; None: the same
     `reused`  tokens of its prompts that are expected to be reused; None: as measured
 
-    `line`    least squares over the request's number; for E2E latency, over its number and its output tokens
+    `line`    least squares over the request's number; for E2E latency, over its number and its
+              output tokens
     `mean`    the training requests' mean
     `last`    the value of the last training request
-    `tokens`  least squares over computed and reused tokens of the prompt, and output tokens; where reuse is known
+    `tokens`  least squares over computed and reused tokens of the prompt, and output tokens; where
+              reuse is known
     A metric without two training requests that have it is predicted as NaN.
     """
     other = log if other is None else other
@@ -459,9 +561,14 @@ def predictions_without_model(
 
 def _inputs(predictor: str, metric: str, log: TimedLog, reused: NDArray[np.int64] | None) -> Floats:
     """Return what a predictor reads of every request, shape (requests, inputs)."""
-    numbers, outputs = np.arange(len(log.trains), dtype=np.float64), log.output_lens.astype(np.float64)
+    numbers, outputs = (
+        np.arange(len(log.trains), dtype=np.float64),
+        log.output_lens.astype(np.float64),
+    )
     if predictor == "line":
-        return np.stack([np.ones_like(numbers), numbers, *([outputs] if metric == "e2e" else [])], axis=1)
+        return np.stack(
+            [np.ones_like(numbers), numbers, *([outputs] if metric == "e2e" else [])], axis=1
+        )
     assert reused is not None, "a log with prompts has it"
     return np.stack([np.ones_like(numbers), log.prompt_lens - reused, reused, outputs], axis=1)
 
@@ -477,12 +584,14 @@ def _least_squares(inputs: Floats, known: Floats, others: Floats) -> Floats:
 def errors(
     predicted: Mapping[str, Floats], measured: Mapping[str, Floats], selected: NDArray[np.bool_]
 ) -> dict[str, dict[str, float | None]]:
-    """Return errors over the selected requests by metric: of the mean, and of relative errors per request.
+    """Return errors over the selected requests by metric: of the mean, and of relative errors per
+    request.
 
     `mean_error`             predicted ÷ measured mean - 1
     `p50_error`, `p95_error` percentiles of |predicted ÷ measured - 1|
     `bias`                   median of predicted ÷ measured - 1
-    Requests without the metric or its prediction, such as TPOT of one token, are left out; None where all are.
+    Requests without the metric or its prediction, such as TPOT of one token, are left out; None
+    where all are.
     """
     by_metric: dict[str, dict[str, float | None]] = {}
     for metric in METRICS:

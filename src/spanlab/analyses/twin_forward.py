@@ -1,7 +1,9 @@
-"""Results of `vllm bench forward` as a source of a twin: durations of single forwards of exact batches.
+"""Results of `vllm bench forward` as a source of a twin: durations of single forwards of exact
+batches.
 
-It times the layers of a model on the device, as a captured graph. Logits, sampling and the host are outside, so these
-times tell what computing and moving bytes take; what the host takes is known from a log of requests alone.
+It times the layers of a model on the device, as a captured graph. Logits, sampling and the host are
+outside, so these times tell what computing and moving bytes take; what the host takes is known from
+a log of requests alone.
 """
 
 from __future__ import annotations
@@ -96,12 +98,15 @@ class Forwards:
     def modelled(
         self, model: ModelSpec, hardware: HardwareSpec, deployment: Deployment, rates: Rates
     ) -> NDArray[np.float64]:
-        """Return the seconds of each forward at some rates; its tokens are not padded to captured graphs."""
+        """Return the seconds of each forward at some rates; its tokens are not padded to captured
+        graphs."""
         timing = FittedTiming(model, hardware, replace(deployment, cuda_graphs=False), rates)
         return np.array([timing.forward(features) for features in self.work]) * 1e-9
 
 
-def read_forwards(paths: Sequence[str], model: ModelSpec, deployment: Deployment) -> Forwards | None:
+def read_forwards(
+    paths: Sequence[str], model: ModelSpec, deployment: Deployment
+) -> Forwards | None:
     """Return the forwards of all files, None without a file; ValueError where none can be fitted.
 
     `deployment`  the server's, whose devices the files must have
@@ -115,7 +120,9 @@ def read_forwards(paths: Sequence[str], model: ModelSpec, deployment: Deployment
     left = [f"{number:,} forwards {reason} are left out" for reason, number in counts.items()]
     if not fitted:
         problem = "; ".join(left) or "the files are empty"
-        raise ValueError(f"twin.forward={list(paths)}: expected a forward that can be fitted: {problem}")
+        raise ValueError(
+            f"twin.forward={list(paths)}: expected a forward that can be fitted: {problem}"
+        )
     unknown = (
         f"vllm bench forward does not name its model and device: {len(fitted):,} forwards count as those of "
         f"{model.name} on the study's hardware"
@@ -147,8 +154,12 @@ def _reason(case: _Case, model: ModelSpec) -> str | None:
     tokens = sum(request.query_len for request in case.requests)
     reasons = {
         _PIPELINE: rank.latency_us.timer not in _TIMERS,
-        _DRAFTS: rank.timing_scope != "target_only" or any(request.num_draft_tokens for request in case.requests),
-        _PADDED: not tokens == rank.num_tokens == rank.num_local_tokens == rank.num_tokens_after_padding,
+        _DRAFTS: rank.timing_scope != "target_only"
+        or any(request.num_draft_tokens for request in case.requests),
+        _PADDED: not tokens
+        == rank.num_tokens
+        == rank.num_local_tokens
+        == rank.num_tokens_after_padding,
         _BALANCED: model.expert_layers > 0 and rank.routing == "balanced",
         _INFINITE: not rank.finite,
     }
@@ -157,7 +168,9 @@ def _reason(case: _Case, model: ModelSpec) -> str | None:
 
 def _features(case: _Case) -> StepFeatures:
     """Count the work of a batch; a request of one token after a prefix decodes, as in vLLM."""
-    decodes = [request.kv_len for request in case.requests if request.query_len == 1 and request.kv_len > 1]
+    decodes = [
+        request.kv_len for request in case.requests if request.query_len == 1 and request.kv_len > 1
+    ]
     prefills = [
         (request.query_len, request.kv_len - request.query_len)
         for request in case.requests
@@ -201,7 +214,9 @@ def rows_of(forwards: Forwards, modelled: NDArray[np.float64]) -> list[dict[str,
             "modelled_s": float(fitted),
             "error": float(fitted / measured - 1),
         }
-        for name, work, measured, fitted in zip(forwards.names, forwards.work, forwards.seconds, modelled, strict=True)
+        for name, work, measured, fitted in zip(
+            forwards.names, forwards.work, forwards.seconds, modelled, strict=True
+        )
     ]
 
 

@@ -30,12 +30,19 @@ from spanlab_sim.timings import Deployment
 # ------------------------------------------------------------------------------
 
 UTILIZATION = 0.9  # vLLM's default
-#: GiB of one device without weights and KV: activations, captured graphs, the driver's context. Least, usual and
-#: most; 1.4 GiB where a published log of vLLM 0.19 names blocks and memory both (8B on 24 GB).
+#: GiB of one device without weights and KV: activations, captured graphs, the driver's context.
+#: Least, usual and most; 1.4 GiB where a published log of vLLM 0.19 names blocks and memory both
+#: (8B on 24 GB).
 WORKSPACE_GIB = (0.5, 1.5, 4.0)
 LIMITS = ("max_num_batched_tokens", "max_num_seqs")
 _FORMATS = {"auto": "model", "bfloat16": "model", "float16": "model"}
-_QUANTIZED = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
+_QUANTIZED = {
+    "fp8": "fp8",
+    "awq": "int4",
+    "awq_marlin": "int4",
+    "gptq": "int4",
+    "gptq_marlin": "int4",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class ServerFacts:
     """A server as the twin simulates it.
 
     `asynchronous`  whether a step is scheduled while the previous one runs; None: unknown
-    `memory`        of one rank; `blocks_between` has the least and the most blocks where the number is estimated
+    `memory`        of one rank; `blocks_between` has the least and the most blocks where the number
+                    is estimated
     `sources`       value and source of each setting, by its name
     """
 
@@ -61,8 +69,8 @@ class Described:
 
     `meta`      settings by the keys of vLLM's meta.json; `origin` names where they stand
     `batch`     limits of a step; None: those of the study
-    `prompts`   whether the log has prompts, so that its requests share blocks; the study's settings then must not
-                differ from `meta`
+    `prompts`   whether the log has prompts, so that its requests share blocks; the study's settings
+                then must not differ from `meta`
     `retention` states that the cache of a hybrid keeps, as in `BlockRules`
     `eager`     whether it runs without CUDA graphs
     """
@@ -76,7 +84,8 @@ class Described:
 
 
 class _Settings:
-    """Settings by name from the study, else from the log, else defaults; `sources` records the origin."""
+    """Settings by name from the study, else from the log, else defaults; `sources` records the
+    origin."""
 
     def __init__(self, study: Study, described: Described) -> None:
         self._study, self._described, self._meta = study, described, Row(dict(described.meta))
@@ -88,12 +97,17 @@ class _Settings:
         `study_value`  None where the study sets none
         `paths`        keys of meta.json
         """
-        path, origin = next((path for path in paths if self._meta.get(path) is not None), None), self._described.origin
+        path, origin = (
+            next((path for path in paths if self._meta.get(path) is not None), None),
+            self._described.origin,
+        )
         logged = None if path is None else of_kind(self._meta.get(path), kind, f"{origin}: {path}")
         if kind in (int, float):
             positive(f"{origin}: {path}", logged)
         if self._described.prompts and None not in (study_value, logged) and study_value != logged:
-            raise ValueError(f"{name}={study_value}: expected {logged}, as {origin} has it, or null")
+            raise ValueError(
+                f"{name}={study_value}: expected {logged}, as {origin} has it, or null"
+            )
         value, source = (
             (study_value, "set")
             if study_value is not None
@@ -108,7 +122,11 @@ class _Settings:
         """Return a limit of a step; a value that the study changed has priority over meta.json."""
         study_value, usual = getattr(self._study.batch, name), getattr(BatchRules(), name)
         paths = f"engine_kwargs.{name}", f"resolved_config.scheduler_config.{name}"
-        return int(self.choose(f"batch.{name}", int, None if study_value == usual else study_value, usual, *paths))
+        return int(
+            self.choose(
+                f"batch.{name}", int, None if study_value == usual else study_value, usual, *paths
+            )
+        )
 
 
 def server_of(study: Study, described: Described | None = None) -> ServerFacts:
@@ -118,9 +136,13 @@ def server_of(study: Study, described: Described | None = None) -> ServerFacts:
     deployment = _deployment(study, settings, described.eager)
     deployment.check("twin", study.model)
     tokens, seqs = (settings.limit(name) for name in LIMITS)
-    rules = replace(described.batch or study.batch, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    rules = replace(
+        described.batch or study.batch, max_num_batched_tokens=tokens, max_num_seqs=seqs
+    )
     paths = ("resolved_config.scheduler_config.async_scheduling", "engine_kwargs.async_scheduling")
-    asynchronous = settings.choose("twin.async_scheduling", bool, study.analyses.twin.async_scheduling, None, *paths)
+    asynchronous = settings.choose(
+        "twin.async_scheduling", bool, study.analyses.twin.async_scheduling, None, *paths
+    )
     if asynchronous is None:
         settings.sources["twin.async_scheduling"] = "what fits better"
     memory, between = _memory(study, settings, deployment)
@@ -138,21 +160,34 @@ def _meta(log: Path) -> dict[str, Any]:
 
 def _deployment(study: Study, settings: _Settings, eager: bool) -> Deployment:
     twin = study.analyses.twin
-    formats = {"weights": settings.choose("quantization", str, None, None, "engine_kwargs.quantization")}
-    formats["kv"] = settings.choose("kv_cache_dtype", str, None, None, "engine_kwargs.kv_cache_dtype")
+    formats = {
+        "weights": settings.choose("quantization", str, None, None, "engine_kwargs.quantization")
+    }
+    formats["kv"] = settings.choose(
+        "kv_cache_dtype", str, None, None, "engine_kwargs.kv_cache_dtype"
+    )
     for name in ("quantization", "kv_cache_dtype"):
         settings.sources.pop(name)
     return Deployment(
         tensor_parallel=settings.choose(
-            "twin.tensor_parallel", int, twin.tensor_parallel, 1, "engine_kwargs.tensor_parallel_size"
+            "twin.tensor_parallel",
+            int,
+            twin.tensor_parallel,
+            1,
+            "engine_kwargs.tensor_parallel_size",
         ),
         data_parallel=settings.choose(
             "twin.data_parallel", int, twin.data_parallel, 1, "engine_kwargs.data_parallel_size"
         ),
         weights=settings.choose(
-            "twin.weights", str, twin.weights or _format("quantization", formats["weights"]), "model"
+            "twin.weights",
+            str,
+            twin.weights or _format("quantization", formats["weights"]),
+            "model",
         ),
-        kv=settings.choose("twin.kv", str, twin.kv or _format("kv_cache_dtype", formats["kv"]), "model"),
+        kv=settings.choose(
+            "twin.kv", str, twin.kv or _format("kv_cache_dtype", formats["kv"]), "model"
+        ),
         cuda_graphs=settings.choose("twin.cuda_graphs", bool, twin.cuda_graphs, not eager),
     )
 
@@ -161,35 +196,55 @@ def _format(name: str, vllm_format: str | None) -> str | None:
     """Return vLLM's format under the name of `Deployment`; None for the model's own format."""
     if vllm_format is None or vllm_format in _FORMATS:
         return None
-    deployment_format = _QUANTIZED.get(vllm_format, "fp8" if vllm_format.startswith("fp8") else None)
+    deployment_format = _QUANTIZED.get(
+        vllm_format, "fp8" if vllm_format.startswith("fp8") else None
+    )
     if deployment_format is None:
         choices = ", ".join((*_FORMATS, *_QUANTIZED))
         raise ValueError(f"{name}={vllm_format} in meta.json: expected one of {choices}")
     return deployment_format
 
 
-def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[Memory, tuple[int, int] | None]:
-    """Return the blocks of one rank: as set, as logged, or estimated from the memory of the device."""
+def _memory(
+    study: Study, settings: _Settings, deployment: Deployment
+) -> tuple[Memory, tuple[int, int] | None]:
+    """Return the blocks of one rank: as set, as logged, or estimated from the memory of the
+    device."""
     arm = study.chosen()[0]
     pool = study.arms[arm].pool
     assert pool is not None, "checked with the settings"
     usual = deployment.block_tokens(study.model, BLOCK)
-    size = settings.choose(f"arms.{arm}.pool.block_size", int, pool.block_size, usual, "kv_cache.block_size")
-    paths = "engine_kwargs.enable_prefix_caching", "resolved_config.cache_config.enable_prefix_caching"
-    caching = settings.choose("twin.prefix_caching", bool, study.analyses.twin.prefix_caching, True, *paths)
+    size = settings.choose(
+        f"arms.{arm}.pool.block_size", int, pool.block_size, usual, "kv_cache.block_size"
+    )
+    paths = (
+        "engine_kwargs.enable_prefix_caching",
+        "resolved_config.cache_config.enable_prefix_caching",
+    )
+    caching = settings.choose(
+        "twin.prefix_caching", bool, study.analyses.twin.prefix_caching, True, *paths
+    )
     block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
     own_blocks, between = study.analyses.twin.num_gpu_blocks, None
     if own_blocks is None and study.store.kv_gib is not None:
         own_blocks = int(study.store.kv_gib * GIB) // block_bytes
-    blocks = settings.choose("twin.num_gpu_blocks", int, own_blocks, None, "kv_cache.num_gpu_blocks")
+    blocks = settings.choose(
+        "twin.num_gpu_blocks", int, own_blocks, None, "kv_cache.num_gpu_blocks"
+    )
     if blocks is None:
         paths = "kv_cache.gpu_memory_utilization", "engine_kwargs.gpu_memory_utilization"
         own_share = study.analyses.twin.gpu_memory_utilization
-        share = settings.choose("twin.gpu_memory_utilization", float, own_share, UTILIZATION, *paths)
+        share = settings.choose(
+            "twin.gpu_memory_utilization", float, own_share, UTILIZATION, *paths
+        )
         free = share * study.hardware.memory_gib * GIB - deployment.weight_bytes(study.model)
-        least, blocks, most = sorted(int((free - gib * GIB) // block_bytes) for gib in WORKSPACE_GIB)
+        least, blocks, most = sorted(
+            int((free - gib * GIB) // block_bytes) for gib in WORKSPACE_GIB
+        )
         between = max(least, 1), most
-        settings.sources["twin.num_gpu_blocks"] = f"{blocks} (estimated: from {between[0]} to {most})"
+        settings.sources["twin.num_gpu_blocks"] = (
+            f"{blocks} (estimated: from {between[0]} to {most})"
+        )
         if blocks < 2:
             raise ValueError(
                 f"hardware.memory_gib={study.hardware.memory_gib}: expected more than {study.model.name} takes on each "
@@ -197,7 +252,14 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
             )
     null_block = 1
     groups, state_bytes = study.model.state_groups, study.model.state_bytes
-    memory = Memory(int(blocks) - null_block, int(size), block_bytes, groups, bool(caching), state_bytes=state_bytes)
+    memory = Memory(
+        int(blocks) - null_block,
+        int(size),
+        block_bytes,
+        groups,
+        bool(caching),
+        state_bytes=state_bytes,
+    )
     return memory, between
 
 
@@ -224,7 +286,8 @@ class Outside:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Steps of a server in order: their work, float64 seconds, and whether they are in the training set."""
+    """Steps of a server in order: their work, float64 seconds, and whether they are in the training
+    set."""
 
     work: tuple[StepFeatures, ...]
     seconds: Floats
@@ -236,12 +299,13 @@ class TimedLog:
     """Requests in order of arrival.
 
     `requests`     with ids 0, 1, and so on
-    `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,); delays are NaN where no request has times
+    `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,); delays are NaN where no
+                                    request has times
     `output_lens`  int64
     `trains`       whether a request is in the training set
     `notes`        caveats, such as changes to the clocks
-    `reused`       int64, prompt tokens that the server reused; None: the log has no prompts, and they are computed in
-                   full
+    `reused`       int64, prompt tokens that the server reused; None: the log has no prompts, and
+                   they are computed in full
     `outside`      times of a request outside the server's steps
     `steps`        the server's steps; None: the log has none
     """
@@ -281,24 +345,34 @@ def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
     check_split(trains, train_share, path)
     waits = ttft(arrived_s, observed.first_token), e2e(arrived_s, observed.last_token)
     before, outside = (observed.queued - arrived_s)[trains], Outside(np.zeros(1), np.zeros(1))
-    if not observed.own_clock and not np.isnan(before).all():  # of two clocks, the least delay counts as none
+    if (
+        not observed.own_clock and not np.isnan(before).all()
+    ):  # of two clocks, the least delay counts as none
         outside = Outside(before[~np.isnan(before)], np.zeros(1))
     outputs = log.output_lens.astype(np.int64)
-    return TimedLog(_requests(log), arrived_s, *waits, outputs, trains, observed.notes, outside=outside)
+    return TimedLog(
+        _requests(log), arrived_s, *waits, outputs, trains, observed.notes, outside=outside
+    )
 
 
 def read_untimed_log(log: Log, path: str, train_share: float) -> TimedLog:
-    """Return a log whose requests have arrivals and lengths, but no times of tokens; ValueError where it lacks them."""
+    """Return a log whose requests have arrivals and lengths, but no times of tokens; ValueError
+    where it lacks them."""
     for name, missing in (
         ("arrival time", not log.arrived_ns.any()),
         ("number of output tokens", bool((log.output_lens < 1).any())),
         ("number of prompt tokens", bool((log.prompt_tokens < 1).any())),
     ):
         if missing:
-            raise ValueError(f"log={path} with twin.metrics: expected the {name} of every request, and one has none")
+            raise ValueError(
+                f"log={path} with twin.metrics: expected the {name} of every request, and one has none"
+            )
     unknown = np.full(log.requests, np.nan)
     trains = np.arange(log.requests) < round(train_share * log.requests)
-    arrived_s, outputs = np.asarray(log.arrived_ns * 1e-9, np.float64), log.output_lens.astype(np.int64)
+    arrived_s, outputs = (
+        np.asarray(log.arrived_ns * 1e-9, np.float64),
+        log.output_lens.astype(np.int64),
+    )
     note = "the log has no times of tokens: the sums of twin.metrics are fitted, and no error of a request is known"
     return TimedLog(_requests(log), arrived_s, unknown, unknown, outputs, trains, (note,))
 
@@ -306,7 +380,9 @@ def read_untimed_log(log: Log, path: str, train_share: float) -> TimedLog:
 def _requests(log: Log) -> tuple[Request, ...]:
     """Return the requests of a log by their lengths; none shares a prefix with another."""
     prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
-    tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all requests, since token ids are never read
+    tokens = np.zeros(
+        int(prompts.max()), dtype=np.int32
+    )  # one array for all requests, since token ids are never read
     columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
     return tuple(
         Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
@@ -324,17 +400,24 @@ def check_split(trains: NDArray[np.bool_], train_share: float, path: str) -> Non
 
 
 def _checked(log: Log, path: str, arrived_s: Floats, trains: NDArray[np.bool_]) -> Observed:
-    """Return the observed times, with clocks aligned by training requests; ValueError where one is missing or wrong."""
+    """Return the observed times, with clocks aligned by training requests; ValueError where one is
+    missing or wrong."""
     if log.observed is None:
         raise ValueError(
             f"log={path}: expected times of arrival, first and last token of every request, as in requests.jsonl with "
             "arrival_time, first_token_ts and last_token_ts"
         )
     observed = log.observed.aligned_by(arrived_s, trains)
-    for name, values in (("first_token_ts", observed.first_token), ("last_token_ts", observed.last_token)):
+    for name, values in (
+        ("first_token_ts", observed.first_token),
+        ("last_token_ts", observed.last_token),
+    ):
         _check_no_row(np.isnan(values), log, path, f"{name}: expected a time, and it is missing")
     _check_no_row(
-        observed.first_token <= arrived_s, log, path, "first_token_ts: expected a time after the request's arrival"
+        observed.first_token <= arrived_s,
+        log,
+        path,
+        "first_token_ts: expected a time after the request's arrival",
     )
     _check_no_row(
         observed.last_token < observed.first_token,
@@ -345,7 +428,9 @@ def _checked(log: Log, path: str, arrived_s: Floats, trains: NDArray[np.bool_]) 
     _check_no_row(log.output_lens < 1, log, path, "output_toks: expected 1 or more")
     _check_no_row(log.prompt_tokens < 1, log, path, "input_toks: expected 1 or more")
     if log.output_lens[trains].max() < 2:
-        raise ValueError(f"output_toks=1 of all fitted requests in log={path}: expected 2 or more for one of them")
+        raise ValueError(
+            f"output_toks=1 of all fitted requests in log={path}: expected 2 or more for one of them"
+        )
     return observed
 
 

@@ -1,8 +1,10 @@
-"""Scrapes of vLLM's `/metrics` as a source of a twin: sums over all requests that finished between two of them.
+"""Scrapes of vLLM's `/metrics` as a source of a twin: sums over all requests that finished between
+two of them.
 
-Between two scrapes, only the number of finished requests and the sums of their times are known. The log says which
-requests these are: the simulation finishes requests in an order, and each interval takes the next of them. A mean of
-many requests determines two or three rates; single requests and their spread are unknown.
+Between two scrapes, only the number of finished requests and the sums of their times are known. The
+log says which requests these are: the simulation finishes requests in an order, and each interval
+takes the next of them. A mean of many requests determines two or three rates; single requests and
+their spread are unknown.
 """
 
 from __future__ import annotations
@@ -79,13 +81,20 @@ class Sums:
     paths: str
 
     def trains(self, share: float) -> list[bool]:
-        """Return which intervals are fitted: those that end within a share of the requests, at least the first."""
+        """Return which intervals are fitted: those that end within a share of the requests, at
+        least the first."""
         most = share * self.intervals[-1].stop
-        return [number == 0 or interval.stop <= most for number, interval in enumerate(self.intervals)]
+        return [
+            number == 0 or interval.stop <= most for number, interval in enumerate(self.intervals)
+        ]
 
     def check(self, prompts: NDArray[np.int64], outputs: NDArray[np.int64], path: str) -> None:
         """Raise ValueError unless the scrapes are those of exactly these requests."""
-        expected = {"requests": len(prompts), "prompt": int(prompts.sum()), "output": int(outputs.sum())}
+        expected = {
+            "requests": len(prompts),
+            "prompt": int(prompts.sum()),
+            "output": int(outputs.sum()),
+        }
         counted = {"requests": self.intervals[-1].stop, **self.counts}
         units = {"requests": "requests", "prompt": "prompt tokens", "output": "output tokens"}
         for name, number in expected.items():
@@ -104,7 +113,8 @@ class Sums:
 def read_sums(paths: Sequence[str]) -> Sums | None:
     """Return the sums between the scrapes in files, in their order; None without a file.
 
-    A file may hold several scrapes, one behind the other. A single scrape counts from the start of the server.
+    A file may hold several scrapes, one behind the other. A single scrape counts from the start of
+    the server.
     """
     if not paths:
         return None
@@ -126,9 +136,13 @@ def read_sums(paths: Sequence[str]) -> Sums | None:
             intervals.append(interval)
             finished = interval.stop
     if not intervals:
-        raise ValueError(f"{subject}: no request finished between the scrapes; expected one or more")
+        raise ValueError(
+            f"{subject}: no request finished between the scrapes; expected one or more"
+        )
     first, last = scrapes[0], scrapes[-1]
-    counts = {name: round(last[key] - first.get(key, 0.0)) for name, key in _COUNTS.items() if key in last}
+    counts = {
+        name: round(last[key] - first.get(key, 0.0)) for name, key in _COUNTS.items() if key in last
+    }
     return Sums(tuple(intervals), counts, subject)
 
 
@@ -157,7 +171,9 @@ def _split(text: str) -> Iterator[dict[str, float]]:
         series.add((name, labels))
         models |= set(_MODEL.findall(labels))
         if len(models) > 1:
-            raise ValueError(f"line {number}: models {', '.join(sorted(models))}, of which requests are summed apart")
+            raise ValueError(
+                f"line {number}: models {', '.join(sorted(models))}, of which requests are summed apart"
+            )
         try:
             sums[name] = sums.get(name, 0.0) + float(match[3])
         except ValueError as error:
@@ -171,7 +187,9 @@ def _interval(grown: Mapping[str, float], start: int, subject: str) -> Interval 
     counts = {name: round(grown[f"{histogram}_count"]) for name, histogram in HISTOGRAMS.items()}
     requests = counts["e2e"]
     if set(counts.values()) != {requests}:
-        raise ValueError(f"{subject}: {counts} observed times; expected one of each kind for every finished request")
+        raise ValueError(
+            f"{subject}: {counts} observed times; expected one of each kind for every finished request"
+        )
     if not requests:
         return None
     means = {name: grown[f"{histogram}_sum"] / requests for name, histogram in HISTOGRAMS.items()}
@@ -186,8 +204,8 @@ def _interval(grown: Mapping[str, float], start: int, subject: str) -> Interval 
 def simulated_seconds(arrived_s: Floats, times: Times) -> dict[str, Floats]:
     """Return the seconds of every request of each of `HISTOGRAMS`.
 
-    `arrived_s`  when each request came to the server; vLLM queues it when the running step ends, and E2E latency alone
-                 has the wait until then
+    `arrived_s`  when each request came to the server; vLLM queues it when the running step ends,
+                 and E2E latency alone has the wait until then
     """
     admitted, first, last = (ns * NS for ns in (times.admitted_ns, times.first_ns, times.last_ns))
     # when the step ends that runs at each arrival; an arrival ends a run of equal steps
@@ -208,7 +226,11 @@ def members(sums: Sums, times: Times) -> list[NDArray[np.int64]]:
 def output_steps(times: Times) -> int:
     """Return the number of steps that put out a token: vLLM counts no other one."""
     runs = times.runs
-    return sum(run.repeats for run in runs if any(rank.num_decodes + rank.num_first_tokens > 0 for rank in run.ranks))
+    return sum(
+        run.repeats
+        for run in runs
+        if any(rank.num_decodes + rank.num_first_tokens > 0 for rank in run.ranks)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -236,7 +258,9 @@ _COUNT_FIELDS = (
 )
 
 
-def rows_of(sums: Sums, arrived_s: Floats, times: Times, fitted: Sequence[bool]) -> list[dict[str, Any]]:
+def rows_of(
+    sums: Sums, arrived_s: Floats, times: Times, fitted: Sequence[bool]
+) -> list[dict[str, Any]]:
     """Return a row for each interval and time.
 
     `arrived_s`  when each request came to the server
@@ -271,7 +295,9 @@ def counts_of(sums: Sums, times: Times, reuse_known: bool) -> list[dict[str, Any
     ]
 
 
-def tables_of(rows: Sequence[dict[str, Any]], counts: Sequence[dict[str, Any]]) -> tuple[Table, Table]:
+def tables_of(
+    rows: Sequence[dict[str, Any]], counts: Sequence[dict[str, Any]]
+) -> tuple[Table, Table]:
     """Return the tables of sums and of totals."""
     note = "the server's sums ÷ requests that finished between two scrapes; simulated: the next requests to finish"
     return (

@@ -1,4 +1,5 @@
-"""Other runs as a fitted twin predicts them: draws of step times and delays, intervals, errors, and the noise floor."""
+"""Other runs as a fitted twin predicts them: draws of step times and delays, intervals, errors, and
+the noise floor."""
 
 from __future__ import annotations
 
@@ -24,14 +25,32 @@ from spanlab.analyses.twin_fit import (
 )
 from spanlab.analyses.twin_log import Floats, Outside, ServerFacts, Steps, TimedLog
 from spanlab.core.step import StepFeatures
-from spanlab.report.table import Field, Table, count, number_format, percent, seconds, signed_percent, tabulate, word
+from spanlab.report.table import (
+    Field,
+    Table,
+    count,
+    number_format,
+    percent,
+    seconds,
+    signed_percent,
+    tabulate,
+    word,
+)
 from spanlab_sim.timing import Nanoseconds
 from spanlab_sim.timings import FittedTiming
 
 INTERVAL = 0.05, 0.95  # of the draws of a request
-SPEED_STEPS = 31  # over which a machine's speed is measured: some seconds, so that single steps do not count
+SPEED_STEPS = (
+    31  # over which a machine's speed is measured: some seconds, so that single steps do not count
+)
 NAMES = {"ttft": "TTFT", "e2e": "E2E latency"}  # metrics of the tables
-PREDICTORS = {"twin": "twin", "tokens": "tokens", "line": "line", "mean": "mean", "last": "last value"}
+PREDICTORS = {
+    "twin": "twin",
+    "tokens": "tokens",
+    "line": "line",
+    "mean": "mean",
+    "last": "last value",
+}
 
 
 # ------------------------------------------------------------------------------
@@ -42,7 +61,8 @@ PREDICTORS = {"twin": "twin", "tokens": "tokens", "line": "line", "mean": "mean"
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """Measured ÷ modelled duration of fitted steps, in order, and whether each computed a prompt."""
+    """Measured ÷ modelled duration of fitted steps, in order, and whether each computed a
+    prompt."""
 
     ratios: Floats
     prefills: NDArray[np.bool_]
@@ -53,7 +73,8 @@ class StepNoise:
 
 
 def noise_of(fitting: Fitting, fit: Fit) -> StepNoise:
-    """Return the noise of fitted steps; without measured steps, one that explains the errors of fitted requests.
+    """Return the noise of fitted steps; without measured steps, one that explains the errors of
+    fitted requests.
 
     The relative error of a request is then that of a sum of independent steps.
     """
@@ -69,8 +90,13 @@ def noise_of(fitting: Fitting, fit: Fit) -> StepNoise:
     squares = np.cumsum([0.0, *(taken**2 / repeats for repeats, taken in steps)])
     ends = np.array([run.end_ns for run in fit.times.runs])
     starts = np.array([run.start_ns for run in fit.times.runs])
-    first, last = np.searchsorted(starts, fit.times.admitted_ns), np.searchsorted(ends, fit.times.last_ns) + 1
-    error_of_sum = np.sqrt(squares[last] - squares[first]) / (fit.times.last_ns - fit.times.admitted_ns)
+    first, last = (
+        np.searchsorted(starts, fit.times.admitted_ns),
+        np.searchsorted(ends, fit.times.last_ns) + 1,
+    )
+    error_of_sum = np.sqrt(squares[last] - squares[first]) / (
+        fit.times.last_ns - fit.times.admitted_ns
+    )
     shares = error_of_sum[log.trains]
     deviation = MAD * float(np.median(np.abs(error) / shares))
     quantiles = np.random.default_rng(0).normal(-(deviation**2) / 2, deviation, 1000)
@@ -78,13 +104,16 @@ def noise_of(fitting: Fitting, fit: Fit) -> StepNoise:
 
 
 class _Walk:
-    """Ratios of neighbouring steps, from a random one on; after a tenth of all, from another one on."""
+    """Ratios of neighbouring steps, from a random one on; after a tenth of all, from another one
+    on."""
 
     def __init__(self, noise: StepNoise, random: np.random.Generator) -> None:
         self._ratios, self._random, self._left, self._at = noise.ratios, random, 0, 0
         every = np.arange(len(noise.ratios))
         kinds = {prefills: np.flatnonzero(noise.prefills == prefills) for prefills in (True, False)}
-        self._steps = {prefills: steps if len(steps) else every for prefills, steps in kinds.items()}
+        self._steps = {
+            prefills: steps if len(steps) else every for prefills, steps in kinds.items()
+        }
 
     def next(self, prefills: bool) -> float:
         """Return the ratio of the next step with, or without, prompt tokens."""
@@ -124,7 +153,9 @@ class NoisyTiming:
     def span_together(self, ranks: Sequence[StepFeatures], k: int) -> Nanoseconds:
         """Return the durations of k equal decode steps, each with its ratio."""
         ratios = np.array([self._walk.next(False) for _ in range(k)])
-        drawn: Nanoseconds = np.maximum(1, self._timing.span_together(ranks, k) * ratios).astype(np.int64)
+        drawn: Nanoseconds = np.maximum(1, self._timing.span_together(ranks, k) * ratios).astype(
+            np.int64
+        )
         return drawn
 
 
@@ -170,29 +201,39 @@ class Twin:
         return cls(timing, noise_of(fitting, fit), fitting.log.outside, level)
 
     def slowness(self, log: TimedLog) -> float | None:
-        """Return the duration of all steps of a run ÷ that of equal steps in the fitted run; None without steps.
+        """Return the duration of all steps of a run ÷ that of equal steps in the fitted run; None
+        without steps.
 
         Queues grow with the sum of the durations, so the ratio is one of sums.
         """
         steps = log.steps
-        return None if steps is None else _level(self.timing, steps, np.ones(len(steps.work), bool)) / self.level
+        return (
+            None
+            if steps is None
+            else _level(self.timing, steps, np.ones(len(steps.work), bool)) / self.level
+        )
 
     def at_speed(self, capture: Capture, facts: ServerFacts) -> dict[str, Floats] | None:
-        """Return times of a run if its machine's speed over time were known, in seconds by metric; None without steps.
+        """Return times of a run if its machine's speed over time were known, in seconds by metric;
+        None without steps.
 
-        Speed is measured ÷ modelled duration of `SPEED_STEPS` steps together, around each step. It is measured in the
-        run itself, so this is no prediction. It tells the model of the server apart from the speed of the machine.
+        Speed is measured ÷ modelled duration of `SPEED_STEPS` steps together, around each step. It
+        is measured in the run itself, so this is no prediction. It tells the model of the server
+        apart from the speed of the machine.
         """
         log, steps = capture.log, capture.log.steps
         if steps is None:
             return None
         window = np.ones(SPEED_STEPS)
         measured, modelled = (
-            np.convolve(seconds, window, "same") for seconds in (steps.seconds, step_seconds(self.timing, steps.work))
+            np.convolve(seconds, window, "same")
+            for seconds in (steps.seconds, step_seconds(self.timing, steps.work))
         )
         before = np.full(len(log.requests), np.median(self.outside.before))
         times = simulated(log, facts, NoisyTiming(self.timing, _Speed(measured / modelled)), before)
-        return predicted_times(log, times, np.median(self.outside.after) * np.ones(len(log.requests)))
+        return predicted_times(
+            log, times, np.median(self.outside.after) * np.ones(len(log.requests))
+        )
 
 
 def _level(timing: FittedTiming, steps: Steps, chosen: NDArray[np.bool_]) -> float:
@@ -214,7 +255,10 @@ def predict(twin: Twin, capture: Capture, facts: ServerFacts, draws: int) -> Pre
         for metric, values in predicted_times(log, times, after).items():
             drawn.setdefault(metric, []).append(values)
     plain = simulated(log, facts, twin.timing, np.full(shape, np.median(outside.before)))
-    low, high = ({name: np.quantile(values, end, axis=0) for name, values in drawn.items()} for end in INTERVAL)
+    low, high = (
+        {name: np.quantile(values, end, axis=0) for name, values in drawn.items()}
+        for end in INTERVAL
+    )
     means = {name: np.mean(values, axis=0) for name, values in drawn.items()}
     return Predicted(capture, means, low, high, plain.reused)
 
@@ -229,7 +273,8 @@ def summary_of(
     """Return the numbers of a predicted run.
 
     `at_speed`, `slowness`  of `Twin`
-    `others`    further captures; those with equal settings are its repeats, whose differences are the noise floor
+    `others`    further captures; those with equal settings are its repeats, whose differences are
+                the noise floor
     """
     log, every = predicted.capture.log, np.ones(len(predicted.capture.log.requests), bool)
     measured, reused = measured_times(log), log.reused
@@ -257,7 +302,9 @@ def summary_of(
         "slowness": slowness,
         "at_speed": None if at_speed is None else errors(at_speed, measured, every),
         "repeats": len(repeats),
-        "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES} if repeats else None,
+        "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES}
+        if repeats
+        else None,
     }
 
 
@@ -307,7 +354,9 @@ _OTHERS = (
 )
 
 
-def tables_of(predictions: Sequence[Mapping[str, Any]], title: str, draws: int) -> tuple[Table, Table]:
+def tables_of(
+    predictions: Sequence[Mapping[str, Any]], title: str, draws: int
+) -> tuple[Table, Table]:
     """Return the table of predicted runs, and that of predictors without a model of the server."""
     notes = (
         "the fitted run is never among the predicted ones; of a predicted run, prompts and arrivals are read",
@@ -331,14 +380,26 @@ def tables_of(predictions: Sequence[Mapping[str, Any]], title: str, draws: int) 
         "tokens, line, mean, last value: fitted to the same requests as the twin; tokens: least squares over computed, "
         "reused and output tokens, whose reuse is that of the simulation"
     )
-    return predicted, tabulate("predictors", "Other runs without a model of the server", _OTHERS, others, (note,))
+    return predicted, tabulate(
+        "predictors", "Other runs without a model of the server", _OTHERS, others, (note,)
+    )
 
 
 def _rows(predictions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for run in predictions:
         for metric, name in NAMES.items():
             yield {
-                **{key: run[key] for key in ("run", "differs", "requests", "same_reuse", "hit_rate", "our_hit_rate")},
+                **{
+                    key: run[key]
+                    for key in (
+                        "run",
+                        "differs",
+                        "requests",
+                        "same_reuse",
+                        "hit_rate",
+                        "our_hit_rate",
+                    )
+                },
                 "metric": name,
                 "mean_s": run["means_s"][metric],
                 "our_mean_s": run["our_means_s"][metric],

@@ -1,4 +1,5 @@
-"""Steps that are planned while the one before runs, with and without drafts; and the choice of a scheduler."""
+"""Steps that are planned while the one before runs, with and without drafts; and the choice of a
+scheduler."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ from spanlab.core.step import ScheduledSequence, ScheduledStep
 
 
 class Ahead:
-    """What arrived during a step, to join the one after the next, and whether a step runs while one is planned."""
+    """What arrived during a step, to join the one after the next, and whether a step runs while one
+    is planned."""
 
     def __init__(self) -> None:
         self.added: list[Request] = []
         self.in_flight = False
 
     def waits(self, planned: ScheduledStep | None, has_finished: bool) -> bool:
-        """Whether a planned step has nothing to do but to wait for the one in flight, so that it is planned again.
+        """Whether a planned step has nothing to do but to wait for the one in flight, so that it is
+        planned again.
 
         `has_finished`  whether sequences ended in the step in flight, which was processed meanwhile
         """
@@ -36,7 +39,8 @@ class Ahead:
 
 
 class FinishedSequence(NamedTuple):
-    """A sequence that finished in the previous step, with its allocation, which is neither stored nor freed yet."""
+    """A sequence that finished in the previous step, with its allocation, which is neither stored
+    nor freed yet."""
 
     sequence: ScheduledSequence
     allocation: Allocation
@@ -45,9 +49,10 @@ class FinishedSequence(NamedTuple):
 class AsyncScheduler(Scheduler):
     """A scheduler that plans the next step before the current one ends.
 
-    A request that arrives during a step joins the step after the next. The output of a step is processed after the
-    next step was planned. Until then, a finished sequence keeps its memory, counts as running, and has not stored the
-    end of its output; one that is preempted before never stores it. Without work in flight, a step is planned at once.
+    A request that arrives during a step joins the step after the next. The output of a step is
+    processed after the next step was planned. Until then, a finished sequence keeps its memory,
+    counts as running, and has not stored the end of its output; one that is preempted before never
+    stores it. Without work in flight, a step is planned at once.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
@@ -71,7 +76,8 @@ class AsyncScheduler(Scheduler):
         return not self._ahead.added and super().idle
 
     def schedule(self, now: int) -> ScheduledStep | None:
-        """Plan a step without the requests that arrived during the previous one, unless no others exist."""
+        """Plan a step without the requests that arrived during the previous one, unless no others
+        exist."""
         if super().idle:
             self._end_finished(now)
             self.enqueue_added()
@@ -91,7 +97,8 @@ class AsyncScheduler(Scheduler):
         return len(self.running) + len(self._finished)
 
     def _finish(self, sequence: ScheduledSequence, now: int) -> None:
-        """Keep the allocation of a finished sequence, without its last tokens, until the next step is planned."""
+        """Keep the allocation of a finished sequence, without its last tokens, until the next step
+        is planned."""
         self._finished.append(FinishedSequence(sequence, self._stop_running(sequence)))
 
     def _preempt_lowest(self, now: int) -> None:
@@ -100,7 +107,9 @@ class AsyncScheduler(Scheduler):
         If it has finished already, free its allocation and count a preemption.
         """
         lowest = max(self.running, key=rank_of)
-        finished = max(self._finished, key=lambda finished: rank_of(finished.sequence), default=None)
+        finished = max(
+            self._finished, key=lambda finished: rank_of(finished.sequence), default=None
+        )
         if finished is not None and rank_of(finished.sequence) > rank_of(lowest):
             self._finished.remove(finished)
             self.policy.free(finished.allocation, now)
@@ -112,15 +121,19 @@ class AsyncScheduler(Scheduler):
             super()._preempt_lowest(now)
 
     def abort(self, request: Request, now: int) -> ScheduledSequence | None:
-        """Remove a request; one whose output is complete, but not processed yet, does not store its end."""
-        for finished in [finished for finished in self._finished if finished.sequence.request is request]:
+        """Remove a request; one whose output is complete, but not processed yet, does not store its
+        end."""
+        for finished in [
+            finished for finished in self._finished if finished.sequence.request is request
+        ]:
             self._finished.remove(finished)
             self.policy.free(finished.allocation, now)
             self._refused = False
         return super().abort(request, now)
 
     def _end_finished(self, now: int) -> None:
-        """Store the outputs of sequences that finished in the previous step, and free their allocations."""
+        """Store the outputs of sequences that finished in the previous step, and free their
+        allocations."""
         for finished in self._finished:
             self._store_output(finished.sequence, finished.allocation, now)
             self.policy.free(finished.allocation, now)
@@ -134,7 +147,8 @@ class AsyncScheduler(Scheduler):
 
 
 class Outcome(NamedTuple):
-    """What the step in flight does for a sequence: it verifies `drafts`, and accepts as many; both 0 for a prompt.
+    """What the step in flight does for a sequence: it verifies `drafts`, and accepts as many; both
+    0 for a prompt.
 
     `decodes`  whether it computes the sequence's newest token, else the end of its prompt
     """
@@ -147,14 +161,18 @@ class Outcome(NamedTuple):
 class AsyncSpeculativeScheduler(SpeculativeScheduler):
     """A scheduler with drafts that plans the next step before the current one ends (vLLM's order).
 
-    A step is planned as if the one in flight accepted all of its drafts, and takes memory for them; what is rejected
-    is taken back once the step was planned. Blocks are published as far as tokens are known. A sequence may end in the
-    step in flight: if it ends there whatever is accepted, the next step leaves it out; else it takes part once more,
-    for nothing. Until then it runs, keeps its memory, and may be preempted.
+    A step is planned as if the one in flight accepted all of its drafts, and takes memory for them;
+    what is rejected is taken back once the step was planned. Blocks are published as far as tokens
+    are known. A sequence may end in the step in flight: if it ends there whatever is accepted, the
+    next step leaves it out; else it takes part once more, for nothing. Until then it runs, keeps
+    its memory, and may be preempted.
     """
 
     def __init__(
-        self, policy: Policy, rules: BatchRules, proposed: Callable[[ScheduledSequence], int] | None = None
+        self,
+        policy: Policy,
+        rules: BatchRules,
+        proposed: Callable[[ScheduledSequence], int] | None = None,
     ) -> None:
         super().__init__(policy, rules, proposed)
         self._ahead = Ahead()
@@ -172,15 +190,20 @@ class AsyncSpeculativeScheduler(SpeculativeScheduler):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits, and all that run end in the step in flight, whatever it accepts."""
+        """Whether no request waits, and all that run end in the step in flight, whatever it
+        accepts."""
         ends = all(self._ends_certainly(sequence) for sequence in self.running)
         return ends and not (self._ahead.added or self.waiting or self.loading)
 
     def schedule(self, now: int) -> ScheduledStep | None:
-        """Plan a step without the requests that arrived during the previous one, unless no others exist."""
+        """Plan a step without the requests that arrived during the previous one, unless no others
+        exist."""
         if super().idle:
             self.enqueue_added()
-        step, has_finished = super().schedule(now), any(sequence.has_ended for sequence in self._outcomes)
+        step, has_finished = (
+            super().schedule(now),
+            any(sequence.has_ended for sequence in self._outcomes),
+        )
         self._process_outcomes(now)
         if self._ahead.waits(step, has_finished):
             return self.schedule(now)
@@ -204,7 +227,9 @@ class AsyncSpeculativeScheduler(SpeculativeScheduler):
             return sequence.held_tokens, 0
         return sequence.held_tokens - 1 - outcome.accepted, 1 + outcome.drafts
 
-    def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
+    def _decode(
+        self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int
+    ) -> int:
         """Decode as without a step in flight; 0 for a sequence that ends there certainly."""
         return 0 if self._ends_certainly(sequence) else super()._decode(step, sequence, budget, now)
 
@@ -215,10 +240,13 @@ class AsyncSpeculativeScheduler(SpeculativeScheduler):
         ended: Collection[ScheduledSequence],
         accepted: Collection[int] = (),
     ) -> None:
-        """Advance every sequence that had not ended before; the plan of the next step does not know it yet."""
+        """Advance every sequence that had not ended before; the plan of the next step does not know
+        it yet."""
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
-        self._outcomes = {chunk.sequence: Outcome(0, 0, False) for chunk in step.chunks if chunk.last}
+        self._outcomes = {
+            chunk.sequence: Outcome(0, 0, False) for chunk in step.chunks if chunk.last
+        }
         counts = accepted or [0] * len(step.decodes)
         for sequence, drafts, count in zip(step.decodes, step.drafts, counts, strict=True):
             if not sequence.has_ended:
@@ -228,18 +256,24 @@ class AsyncSpeculativeScheduler(SpeculativeScheduler):
             sequence.finished_at = finished_at
 
     def _process_outcomes(self, now: int) -> None:
-        """Report the tokens that the step in flight made; store and free the sequences that ended in it."""
+        """Report the tokens that the step in flight made; store and free the sequences that ended
+        in it."""
         outcomes, self._outcomes = self._outcomes, {}
         for sequence in [sequence for sequence in self.running if sequence in outcomes]:
-            granted = self.policy.append(sequence.allocation, sequence.held_tokens, sequence.held_tokens)
+            granted = self.policy.append(
+                sequence.allocation, sequence.held_tokens, sequence.held_tokens
+            )
             assert granted, "no token needs memory"
             if sequence.has_ended:
                 self._finish(sequence, now)
-        for sequence in [sequence for sequence in self.waiting if sequence.has_ended]:  # the plan preempted it
+        for sequence in [
+            sequence for sequence in self.waiting if sequence.has_ended
+        ]:  # the plan preempted it
             self.waiting.remove(sequence)
 
     def abort(self, request: Request, now: int) -> ScheduledSequence | None:
-        """Remove a request; one whose output is complete, but not processed yet, does not store its end."""
+        """Remove a request; one whose output is complete, but not processed yet, does not store its
+        end."""
         sequence = super().abort(request, now)
         if sequence is not None:
             self._outcomes.pop(sequence, None)

@@ -1,7 +1,9 @@
-"""The ledger: prefixes that were ever computed, refused or stored, from which the causes of missed reuse follow.
+"""The ledger: prefixes that were ever computed, refused or stored, from which the causes of missed
+reuse follow.
 
-Tokens of the computed tree are marked (`Node.uses`) while they are stored, and after their eviction until a request
-misses them: one eviction explains one miss. Tokens without a mark were not stored since they were last computed.
+Tokens of the computed tree are marked (`Node.uses`) while they are stored, and after their eviction
+until a request misses them: one eviction explains one miss. Tokens without a mark were not stored
+since they were last computed.
 
 It observes a policy and decides nothing: without it, the same tokens are reused. Learning
 placements read its observations.
@@ -24,9 +26,11 @@ class _Roots:
 
 
 class _PathCursor:
-    """The node that the last string reached in a tree; following the same string again starts there.
+    """The node that the last string reached in a tree; following the same string again starts
+    there.
 
-    Nodes of a ledger are never removed, and a split node keeps its depth, so the path to it stays valid.
+    Nodes of a ledger are never removed, and a split node keeps its depth, so the path to it stays
+    valid.
     """
 
     __slots__ = ("_node", "_root", "_tokens")
@@ -57,7 +61,8 @@ class Ledger:
         self._roots: dict[Hashable, _Roots] = {}
 
     def lookup(self, key: Hashable, tokens: TokenString) -> tuple[int, int]:
-        """Return the longest prefix ever computed, and the longest one refused and not stored since, in tokens."""
+        """Return the longest prefix ever computed, and the longest one refused and not stored
+        since, in tokens."""
         roots = self._roots.get(key)
         if roots is None:
             return 0, 0
@@ -67,10 +72,13 @@ class Ledger:
         if not self._refused.num_tokens:
             return computed, 0
         refused = self._refused.match(roots.refused, tokens)[1]
-        return computed, refused if refused > self._stored_since.match(roots.stored_since, tokens)[1] else 0
+        return computed, refused if refused > self._stored_since.match(roots.stored_since, tokens)[
+            1
+        ] else 0
 
     def evicted(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> int:
-        """Return how many of the tokens `[above, upto)`, none of which is stored, were evicted and not missed since."""
+        """Return how many of the tokens `[above, upto)`, none of which is stored, were evicted and
+        not missed since."""
         return sum([stop - start for _, start, stop in self._marked(key, tokens, above, upto)])
 
     def missed(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> None:
@@ -82,8 +90,11 @@ class Ledger:
                 self._computed.split(node, start)
             node.uses = 0
 
-    def _marked(self, key: Hashable, tokens: TokenString, above: int, upto: int) -> Iterator[tuple[Node, int, int]]:
-        """Yield the marked nodes that tokens `[above, upto)` are in, deepest first, with their range of these."""
+    def _marked(
+        self, key: Hashable, tokens: TokenString, above: int, upto: int
+    ) -> Iterator[tuple[Node, int, int]]:
+        """Yield the marked nodes that tokens `[above, upto)` are in, deepest first, with their
+        range of these."""
         roots = self._roots.get(key)
         if roots is None or above >= upto:
             return
@@ -99,7 +110,9 @@ class Ledger:
     def computed(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Record that the first `length` tokens have been computed."""
         root = self._roots_of(key).computed
-        node = self._computed.extend(self._record_cursor.start(root, tokens, length), tokens, length, 0)
+        node = self._computed.extend(
+            self._record_cursor.start(root, tokens, length), tokens, length, 0
+        )
         self._record_cursor.note(root, tokens, node, length)
 
     def refused(self, key: Hashable, tokens: TokenString, length: int) -> None:
@@ -118,13 +131,16 @@ class Ledger:
     def _roots_of(self, key: Hashable) -> _Roots:
         roots = self._roots.get(key)
         if roots is None:
-            roots = _Roots(self._computed.new_root(), self._refused.new_root(), self._stored_since.new_root())
+            roots = _Roots(
+                self._computed.new_root(), self._refused.new_root(), self._stored_since.new_root()
+            )
             self._roots[key] = roots
         return roots
 
 
 class NoLedger(Ledger):
-    """A ledger that records nothing, for runs without causes: tokens that are not stored count as never seen."""
+    """A ledger that records nothing, for runs without causes: tokens that are not stored count as
+    never seen."""
 
     def lookup(self, key: Hashable, tokens: TokenString) -> tuple[int, int]:
         """Return zeros."""

@@ -14,7 +14,8 @@ from spanlab.core.rules import ReuseRules
 from spanlab.registry import one_of
 
 BeforeChange = Callable[[int], None]
-"""before_change(step): what is stored is about to change in this step of several equal ones, counted from 0."""
+"""before_change(step): what is stored is about to change in this step of several equal ones,
+counted from 0."""
 
 
 def unnoticed(step: int) -> None:
@@ -41,7 +42,8 @@ class StoredBytes(Protocol):
 
 
 class Policy(Protocol):
-    """Decides which tokens prompts reuse and which are stored; positions count prompt and output tokens together.
+    """Decides which tokens prompts reuse and which are stored; positions count prompt and output
+    tokens together.
 
     `stores_when_scheduled`  tokens that a step computes can be matched by requests of the same step
     """
@@ -64,15 +66,18 @@ class Policy(Protocol):
         ...
 
     def allocate(self, plan: Any, now: int, generated: int = 0, drafts: int = 0) -> Any:
-        """Lock and reserve memory, also for `drafts` behind; None, without a change, where it does not fit."""
+        """Lock and reserve memory, also for `drafts` behind; None, without a change, where it does
+        not fit."""
         ...
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
-        """Return where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty step."""
+        """Return where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty
+        step."""
         ...
 
     def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
-        """Reserve memory for tokens `[start, stop)` and for `drafts` behind them, which may not stay.
+        """Reserve memory for tokens `[start, stop)` and for `drafts` behind them, which may not
+        stay.
 
         Returns False, without a change, where memory is short.
         """
@@ -86,11 +91,13 @@ class Policy(Protocol):
         ...
 
     def spare_steps(self, batch: DecodeBatch) -> int:
-        """Return the number of further tokens that each allocation of a batch can certainly take."""
+        """Return the number of further tokens that each allocation of a batch can certainly
+        take."""
         ...
 
     def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
-        """Return a number of steps in which a batch decodes and `request`, which does not start now, cannot.
+        """Return a number of steps in which a batch decodes and `request`, which does not start
+        now, cannot.
 
         `UNLIMITED`: until a request ends or computes its prompt.
         """
@@ -129,7 +136,8 @@ class Policy(Protocol):
 
 ORDERS = ("given", "cached")
 VIEWS = ("all", "none", "gold")
-#: From placed and remaining passages, the rank of each remaining one as the next; 0 or less: not to be placed.
+#: From placed and remaining passages, the rank of each remaining one as the next; 0 or less: not to
+#: be placed.
 Ranks = Callable[[list[int], list[int]], list[int]]
 
 
@@ -138,7 +146,8 @@ class PassageRules:
     """Which passages of a prompt are served, and in which order.
 
     `order`  given: as the workload says; cached: as the cache holds them, when the request arrives
-    `view`   all passages; none; or gold, those alone that the answer needs: bounds for measures of answers
+    `view`   all passages; none; or gold, those alone that the answer needs: bounds for measures of
+             answers
     """
 
     order: str = "given"
@@ -149,7 +158,9 @@ class PassageRules:
         one_of(f"{path}.order", self.order, ORDERS)
         one_of(f"{path}.view", self.view, VIEWS)
         if self.order != "given" and self.view != "all":
-            raise ValueError(f"{path}.order={self.order} with view={self.view}: expected given, or view=all")
+            raise ValueError(
+                f"{path}.order={self.order} with view={self.view}: expected given, or view=all"
+            )
 
     @property
     def are_default(self) -> bool:
@@ -158,7 +169,8 @@ class PassageRules:
 
 
 class Arranger:
-    """Orders the passages of one engine's requests as they arrive, by what its policy has stored."""
+    """Orders the passages of one engine's requests as they arrive, by what its policy has
+    stored."""
 
     def __init__(self, rules: PassageRules, policy: Policy) -> None:
         self._rules, self._policy = rules, policy
@@ -168,12 +180,17 @@ class Arranger:
         """Return the request as it is served."""
         rules = self._rules
         cached = rules.order == "cached"
-        numbers = by_cache(request, self._policy, now) if cached else passages_in_view(request, rules.view)
+        numbers = (
+            by_cache(request, self._policy, now)
+            if cached
+            else passages_in_view(request, rules.view)
+        )
         self._served[request.id] = numbers
         return with_passages(request, numbers)
 
     def take_order(self, request_id: int) -> list[int]:
-        """Return, and forget, the served order of a finished request: passage numbers of the given order."""
+        """Return, and forget, the served order of a finished request: passage numbers of the given
+        order."""
         return self._served.pop(request_id)
 
 
@@ -184,8 +201,16 @@ def passage_indices(request: Request) -> list[int]:
 
 def novel_requests(requests: Sequence[Request]) -> set[int]:
     """Return the ids of the requests that share no passage with another request."""
-    contents = {id(span): span.tokens.tobytes() for request in requests for span in request.spans if span.independent}
-    passages = [{contents[id(request.spans[index])] for index in passage_indices(request)} for request in requests]
+    contents = {
+        id(span): span.tokens.tobytes()
+        for request in requests
+        for span in request.spans
+        if span.independent
+    }
+    passages = [
+        {contents[id(request.spans[index])] for index in passage_indices(request)}
+        for request in requests
+    ]
     shared = Counter(content for contents_of in passages for content in contents_of)
     return {
         r.id
@@ -197,18 +222,25 @@ def novel_requests(requests: Sequence[Request]) -> set[int]:
 def passages_in_view(request: Request, view: str) -> list[int]:
     """Return the numbers of the passages in a view."""
     numbers = list(enumerate(passage_indices(request)))
-    return [number for number, index in numbers if view == "all" or (view == "gold" and index in request.gold)]
+    return [
+        number
+        for number, index in numbers
+        if view == "all" or (view == "gold" and index in request.gold)
+    ]
 
 
 def in_view(requests: Sequence[Request], view: str) -> Sequence[Request]:
     """Return the requests with the passages of a view only."""
     return (
-        requests if view == "all" else [with_passages(request, passages_in_view(request, view)) for request in requests]
+        requests
+        if view == "all"
+        else [with_passages(request, passages_in_view(request, view)) for request in requests]
     )
 
 
 def with_passages(request: Request, numbers: Sequence[int]) -> Request:
-    """Return the request with only these passages, in this order, where the same passages stood before."""
+    """Return the request with only these passages, in this order, where the same passages stood
+    before."""
     passages = passage_indices(request)
     number_at = dict(zip(sorted(passages[number] for number in numbers), numbers, strict=True))
     dropped = set(passages) - number_at.keys()
@@ -240,11 +272,15 @@ def greedy(passages: Sequence[int], ranks: Ranks) -> list[int]:
 
 
 def by_cache(request: Request, policy: Policy, now: int) -> list[int]:
-    """Order passages one by one for the longest stored beginning of the prompt; returns their numbers."""
+    """Order passages one by one for the longest stored beginning of the prompt; returns their
+    numbers."""
     passages = passage_indices(request)
 
     def ranks(placed: list[int], remaining: list[int]) -> list[int]:
-        candidates = [with_passages(request, _next_first(candidate, placed, remaining)) for candidate in remaining]
+        candidates = [
+            with_passages(request, _next_first(candidate, placed, remaining))
+            for candidate in remaining
+        ]
         before = passages[len(placed)]
         start = sum(len(span.ids) for span in candidates[0].spans[:before])
         return [stored_beginning(policy.match(candidate, now)) - start for candidate in candidates]
@@ -257,7 +293,8 @@ def _next_first(passage: int, placed: list[int], remaining: list[int]) -> list[i
 
 
 def stored_beginning(plan: ReusePlan) -> int:
-    """Return the tokens at the prompt's beginning that are stored exactly, or with a stored repair."""
+    """Return the tokens at the prompt's beginning that are stored exactly, or with a stored
+    repair."""
     if not plan.cache_spans:
         return plan.matched
     end = 0

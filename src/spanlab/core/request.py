@@ -12,12 +12,14 @@ from spanlab.core.token_string import Tokens as Tokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Contiguous tokens that the workload names as one unit: a document, a system prompt, a question.
+    """Contiguous tokens that the workload names as one unit: a document, a system prompt, a
+    question.
 
     `ids`          int32 token ids, shape (length,), or a run of ids.
-    `independent`  the workload promises that its order among its siblings does not matter (a document, a passage).
-    `reusable`     the workload promises that the prompt up to this span's end will be requested again, so its end is
-                   a *known boundary*, a position worth a recurrent checkpoint.
+    `independent`  the workload promises that its order among its siblings does not matter (a
+                   document, a passage).
+    `reusable`     the workload promises that the prompt up to this span's end will be requested
+                   again, so its end is a *known boundary*, a position worth a recurrent checkpoint.
     """
 
     ids: TokenIds
@@ -34,17 +36,20 @@ class Span:
 class Request:
     """One prompt, as ordered spans, and the known properties of its output.
 
-    `output_len`  tokens that the answer will have; backends read it, schedulers and policies never do.
-    `output`      the answer's token ids, int32, where the workload knows what will be generated; a later prompt can
-                  then reuse them. None: ids that no other request has.
-    `arrived_at`  integer nanoseconds on the backend's clock; the earliest time where `after` names requests.
+    `output_len`  tokens that the answer will have; backends read it, schedulers and policies never
+                  do.
+    `output`      the answer's token ids, int32, where the workload knows what will be generated; a
+                  later prompt can then reuse them. None: ids that no other request has.
+    `arrived_at`  integer nanoseconds on the backend's clock; the earliest time where `after` names
+                  requests.
     `after`       ids of the requests that must have finished before it arrives.
     `wait_ns`     think or tool time: nanoseconds from the end of the last of them to its arrival.
     `cache_salt`  tenant key: requests with different salts share nothing.
-    `priority`    requests with a smaller number are admitted first and preempted last; equal numbers by arrival. Only
-                  cases of the entry `schedule` set it.
+    `priority`    requests with a smaller number are admitted first and preempted last; equal
+                  numbers by arrival. Only cases of the entry `schedule` set it.
     `answer`      the gold answer, never part of the prompt.
-    `gold`        numbers of the spans that the answer depends on; empty where they are unknown or absent.
+    `gold`        numbers of the spans that the answer depends on; empty where they are unknown or
+                  absent.
     `options`     token ids of wrong answers, int32, that a backend may compare with `output`.
     """
 
@@ -74,7 +79,8 @@ class Request:
 
     @property
     def tokens(self) -> Tokens:
-        """The prompt's token ids, int32, shape (num_tokens,); concatenated at each call, so keep the result."""
+        """The prompt's token ids, int32, shape (num_tokens,); concatenated at each call, so keep
+        the result."""
         if len(self.spans) == 1:
             return self.spans[0].tokens
         return np.concatenate([span.tokens for span in self.spans])
@@ -88,7 +94,9 @@ class Request:
         """Return the first `generated` output tokens as a `TokenString`."""
         if self.output is None:
             return string_of([IdRun(-1 - self.id, generated, 0)])
-        assert len(self.output) >= generated, "more tokens were generated than the workload's output has"
+        assert len(self.output) >= generated, (
+            "more tokens were generated than the workload's output has"
+        )
         return string_of([self.output[:generated]])
 
     @property
@@ -111,7 +119,8 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a store, running requests included: bytes of KV, of states, of both together, and entries.
+    """Limits of a store, running requests included: bytes of KV, of states, of both together, and
+    entries.
 
     An entry is a stored sequence that no other stored sequence extends, that is, a leaf.
     """
@@ -134,7 +143,8 @@ class Budget:
 
 
 class Moment:
-    """The time of the last operation of a store, in nanoseconds on the clock of the run, and its request."""
+    """The time of the last operation of a store, in nanoseconds on the clock of the run, and its
+    request."""
 
     def __init__(self) -> None:
         self.now = 0

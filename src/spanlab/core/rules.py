@@ -64,7 +64,8 @@ class Recovery:
     """How an arm recovers a state; each part is None where the arm does not use it.
 
     `replay`     advances the state through the gap
-    `backfill`   loads deeper states from the tiers of the study: always, or break_even, where that is faster
+    `backfill`   loads deeper states from the tiers of the study: always, or break_even, where that
+                 is faster
     """
 
     replay: Replay | None = None
@@ -81,12 +82,17 @@ def key_value_flops(model: ModelSpec) -> int:
 
 
 def attention_block_flops(model: ModelSpec) -> int:
-    """Return the FLOPs per token of all projections of one attention layer, the output's included."""
-    return model.projection_flops_per_token + 2 * model.hidden_size * model.attention_heads * model.head_dim
+    """Return the FLOPs per token of all projections of one attention layer, the output's
+    included."""
+    return (
+        model.projection_flops_per_token
+        + 2 * model.hidden_size * model.attention_heads * model.head_dim
+    )
 
 
 def mlp_flops(model: ModelSpec) -> int:
-    """Return the FLOPs per token of one layer's MLP block, or of its router and the experts that a token passes."""
+    """Return the FLOPs per token of one layer's MLP block, or of its router and the experts that a
+    token passes."""
     if model.expert_layers not in (0, model.num_layers) or model.num_mlps != model.num_layers:
         expected = "expected one MLP block behind each layer, all with experts or all without"
         raise ValueError(f"recovery of states with model.name={model.name}: {expected}")
@@ -108,10 +114,12 @@ def recompute() -> Recovery:
 
 @RECOVERIES.register("resident_kv")
 def resident_kv(most_tokens: MostTokens = None, *, model: ModelSpec) -> Recovery:
-    """`resident_kv`: no projection of keys and values over the gap, and nothing above the last recurrent block.
+    """`resident_kv`: no projection of keys and values over the gap, and nothing above the last
+    recurrent block.
 
-    Exact: all layers that a state at the end of the gap depends on run, and queries of the gap read resident keys and
-    values. The last layer is one of attention, as in Qwen3.5: it is left out whole, with the MLP block below it.
+    Exact: all layers that a state at the end of the gap depends on run, and queries of the gap read
+    resident keys and values. The last layer is one of attention, as in Qwen3.5: it is left out
+    whole, with the MLP block below it.
     """
     layers = model.attention_layers
     top = attention_block_flops(model) - key_value_flops(model) + 2 * mlp_flops(model)
@@ -124,26 +132,30 @@ def resident_kv(most_tokens: MostTokens = None, *, model: ModelSpec) -> Recovery
 def state_backfill(
     always: Annotated[bool, "whether it is loaded even where computing the gap is faster"] = False,
 ) -> Recovery:
-    """`state_backfill`: the deepest state that the tiers of the study have within the KV that is there.
+    """`state_backfill`: the deepest state that the tiers of the study have within the KV that is
+    there.
 
-    It was evicted from the device while its KV stayed; `core.policies.backfilled` loads it. Sources:
-    vllm-project/vllm#52774, which fetches the state alone from the store, and sgl-project/sglang#40680, which demotes
-    states of inner nodes to the host.
+    It was evicted from the device while its KV stayed; `core.policies.backfilled` loads it.
+    Sources: vllm-project/vllm#52774, which fetches the state alone from the store, and
+    sgl-project/sglang#40680, which demotes states of inner nodes to the host.
     """
     return Recovery(backfill="always" if always else "break_even")
 
 
 @RECOVERIES.register("tail_replay")
 def tail_replay(most_tokens: MostTokens = None, *, model: ModelSpec) -> Recovery:
-    """`tail_replay`: no attention block over the gap, and nothing above the last recurrent block. Not exact.
+    """`tail_replay`: no attention block over the gap, and nothing above the last recurrent block.
+    Not exact.
 
-    A recurrent layer reads the residual stream, which contains the outputs of the attention layers below it. These are
-    left out, so every state above the first attention layer is wrong. The last layer is one of attention, as in
-    Qwen3.5: two MLP blocks are above the last recurrent block. Source: sgl-project/sglang#40865; compare
-    vllm-project/vllm#53041.
+    A recurrent layer reads the residual stream, which contains the outputs of the attention layers
+    below it. These are left out, so every state above the first attention layer is wrong. The last
+    layer is one of attention, as in Qwen3.5: two MLP blocks are above the last recurrent block.
+    Source: sgl-project/sglang#40865; compare vllm-project/vllm#53041.
     """
     flops = model.attention_layers * attention_block_flops(model) + 2 * mlp_flops(model)
-    return Recovery(Replay(False, flops, model.attention_flops_per_pair, model.kv_bytes_per_token, most_tokens))
+    return Recovery(
+        Replay(False, flops, model.attention_flops_per_pair, model.kv_bytes_per_token, most_tokens)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -201,7 +213,9 @@ def bf16(*, model: ModelSpec) -> StateFormat:
 def int8(*, model: ModelSpec) -> StateFormat:
     """`int8`: one byte a number, and a scale for each row of value channels."""
     numbers = _numbers(model)
-    return StateFormat(numbers + SCALE_BYTES * _rows(model) + model.conv_state_bytes, 3 * numbers, numbers)
+    return StateFormat(
+        numbers + SCALE_BYTES * _rows(model) + model.conv_state_bytes, 3 * numbers, numbers
+    )
 
 
 @STATE_FORMATS.register("int8_head")
@@ -236,7 +250,8 @@ class Progress:
         return gcd(self.interval, self.newest)
 
     def positions(self, prompt: int, start: int, stop: int) -> Sequence[int]:
-        """Return the positions in (start, stop] at which computing `[start, stop)` captures a state, increasing."""
+        """Return the positions in (start, stop] at which computing `[start, stop)` captures a
+        state, increasing."""
         positions = []
         if self.chunk and start < prompt:
             end = min(stop, prompt) // self.chunk * self.chunk
@@ -244,7 +259,9 @@ class Progress:
         every = self.every
         if every and stop > prompt:
             first = max(start, prompt) // every * every + every
-            positions += [position for position in range(first, stop + 1, every) if self._in_output(position)]
+            positions += [
+                position for position in range(first, stop + 1, every) if self._in_output(position)
+            ]
         return positions
 
     def _in_output(self, position: int) -> bool:
@@ -255,14 +272,18 @@ class Progress:
         return bool(self.interval and position % self.interval == 0)
 
     def equal_steps(self, reached: Iterable[int]) -> int:
-        """Return how many decode steps in a row are equal; the first one reaches the positions `reached`.
+        """Return how many decode steps in a row are equal; the first one reaches the positions
+        `reached`.
 
-        One if the first step captures a state, else the steps before the next one that may capture a state.
+        One if the first step captures a state, else the steps before the next one that may capture
+        a state.
         """
         every = self.every
         if not every:
             return 1 << 62
-        return min([every - position % every if position % every else 1 for position in reached], default=1)
+        return min(
+            [every - position % every if position % every else 1 for position in reached], default=1
+        )
 
     def max_states(self, output: int) -> int:
         """Return the most states that a running request holds for an output of `output` tokens."""
@@ -286,12 +307,14 @@ class CacheRules:
     """What counts as a use of what is stored, and what a running request keeps.
 
     `touch`       what a match refreshes: match, all that was found; resume, the part that is read
-    `age_by`      events that count as a use besides a match: release, the end and a preemption; finish, the end;
-                  access, insertions alone
+    `age_by`      events that count as a use besides a match: release, the end and a preemption;
+                  finish, the end; access, insertions alone
     `store_to`    computed: all computed KV is stored; state: KV up to the newest state only
     `share_step`  requests of one step find KV that is scheduled in that step
-    `hold_state`  the newest state of a running request cannot be evicted; else only until it has been read
-    `states_per_path`  beyond so many states on the path of an insertion, its shallowest leave; null: no such limit.
+    `hold_state`  the newest state of a running request cannot be evicted; else only until it has
+                  been read
+    `states_per_path`  beyond so many states on the path of an insertion, its shallowest leave;
+                       null: no such limit.
                   Their KV stays, as do the path's last state, states in use, at forks and at leaves (SGLang #31230)
     """
 
@@ -322,7 +345,8 @@ class ReuseRules:
     `repair`        which tokens of spans that were computed elsewhere are recomputed
     `copies`        a request reads private copies of the spans that it reuses
     `cache`         what counts as a use, and what a running request stores and locks
-    `maps`          how recurrent layers store spans; None without such layers, or for prompts of one cache span
+    `maps`          how recurrent layers store spans; None without such layers, or for prompts of
+                    one cache span
     `map_bytes`     of one map as it is stored
     `working_map_bytes`  of the map of a span that a running request computes
     `progress`      states that are captured while tokens are computed; None: none
@@ -330,12 +354,14 @@ class ReuseRules:
     `backfills`     states are loaded back from lower tiers
     `state_format`  format of stored states; None: that of running requests
     `state_bytes_saved`  bytes that the format saves per state
-    `drops_last`    the last block of a match is recomputed, since a drafter's keys and values at its end depend on
-                    the token after it
+    `drops_last`    the last block of a match is recomputed, since a drafter's keys and values at
+                    its end depend on the token after it
     `serves_behind` requests behind one that preempted itself are served in the same step
-    `checks_first_chunk`  a prompt's first step may need more memory than is checked for the whole prompt
+    `checks_first_chunk`  a prompt's first step may need more memory than is checked for the whole
+                          prompt
     `bounded`       reads of layers that read a bounded number of tokens per query
-    `admits_behind` requests are admitted behind one whose chunk would leave fewer tokens than its drafter reads ahead
+    `admits_behind` requests are admitted behind one whose chunk would leave fewer tokens than its
+    drafter reads ahead
     """
 
     keeps: bool = True
@@ -362,13 +388,23 @@ class ReuseRules:
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole
-        assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
+        assert composed == (self.maps is not None), (
+            "recurrent layers need maps where a prompt has several cache spans"
+        )
         assert not (composed and self.copies), "spans with maps are read as stored"
-        assert not composed or self.repair.kind in ("none", "first"), "a map covers the tokens behind a repair"
+        assert not composed or self.repair.kind in ("none", "first"), (
+            "a map covers the tokens behind a repair"
+        )
         follows = self.progress is not None or self.replay is not None
-        assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
-        assert not (self.drops_last and self.needs_states), "drafts need a model without recurrent layers"
-        assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"
+        assert not follows or (self.needs_states and not composed), (
+            "positions are those of the prompt"
+        )
+        assert not (self.drops_last and self.needs_states), (
+            "drafts need a model without recurrent layers"
+        )
+        assert not self.repair.rewrites or self.copies, (
+            "a measured repair writes to every span it looks at"
+        )
 
 
 @dataclass(frozen=True)

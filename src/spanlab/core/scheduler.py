@@ -1,7 +1,8 @@
 """Continuous batching: which request computes which tokens in the next step.
 
-The scheduler works on ranges, bytes and `now`; it never reads the length of an output. A backend runs the step and
-returns its duration and the finished sequences; then `complete` advances every sequence.
+The scheduler works on ranges, bytes and `now`; it never reads the length of an output. A backend
+runs the step and returns its duration and the finished sequences; then `complete` advances every
+sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ChunkSizes:
         self._most_rows, self._reach = rules.max_num_batched_tokens, rules.speculation.reach
 
     def start_step(self, num_requests: int) -> None:
-        """Begin a step of `num_requests` that run or wait, of which each gets a limited number of rows."""
+        """Begin a step of `num_requests` that run or wait, of which each gets a limited number of
+        rows."""
         self._most_rows = self._rules.most_rows(num_requests)
 
     def share(self, budget: int) -> int:
@@ -52,26 +54,34 @@ class ChunkSizes:
         return self._end(plan, start, start + min(take, budget), sequence.generated) - start
 
     def _end(self, plan: ReusePlan, start: int, stop: int, generated: int) -> int:
-        """Return where a chunk that may reach `stop` ends: not among the last tokens that a drafter reads ahead."""
+        """Return where a chunk that may reach `stop` ends: not among the last tokens that a drafter
+        reads ahead."""
         end = self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
         last = plan.prompt + generated
         return max(start, min(end, last - self._reach)) if end < last else end
 
     def may_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
-        """Whether the budget has a token for the first chunk, or enough for a prompt that runs in one step.
+        """Whether the budget has a token for the first chunk, or enough for a prompt that runs in
+        one step.
 
         A prompt with more rows than the budget of a whole step runs beside no other one.
         """
         if not self._chunked:
             rows = plan.rows + generated
             return rows <= budget or (rows > self._rules.max_num_batched_tokens and not step.chunks)
-        return plan.resume >= plan.prompt + generated or self.first_end(plan, generated, budget) > plan.resume
+        return (
+            plan.resume >= plan.prompt + generated
+            or self.first_end(plan, generated, budget) > plan.resume
+        )
 
     def leaves_too_few(self, plan: ReusePlan, generated: int, budget: int) -> bool:
-        """Whether the first chunk has tokens, but would leave fewer of a prompt than a drafter reads ahead."""
+        """Whether the first chunk has tokens, but would leave fewer of a prompt than a drafter
+        reads ahead."""
         start, stop = plan.resume, min(plan.prompt + generated, plan.resume + self.share(budget))
         longest = self._rules.longest_chunk
-        return self._chunked and self._policy.chunk_end(plan, start, stop, longest, generated) > start
+        return (
+            self._chunked and self._policy.chunk_end(plan, start, stop, longest, generated) > start
+        )
 
     def first_end(self, plan: ReusePlan, generated: int, budget: int) -> int:
         """Return where the first chunk behind the reused tokens ends."""
@@ -82,12 +92,14 @@ class ChunkSizes:
 
 
 class Scheduler:
-    """Serves requests by priority, then first come, first served, under limits of tokens, requests and memory.
+    """Serves requests by priority, then first come, first served, under limits of tokens, requests
+    and memory.
 
-    A step serves the running sequences in order of admission, with a decode or the next chunk of a prompt each, and
-    then admits from the queue. A sequence that finds no memory preempts the one admitted last of the lowest priority;
-    a step that has preempted admits none (vLLM's order). A request whose KV is being loaded from a lower tier holds
-    memory but is not running; it starts before the queue once its load has ended.
+    A step serves the running sequences in order of admission, with a decode or the next chunk of a
+    prompt each, and then admits from the queue. A sequence that finds no memory preempts the one
+    admitted last of the lowest priority; a step that has preempted admits none (vLLM's order). A
+    request whose KV is being loaded from a lower tier holds memory but is not running; it starts
+    before the queue once its load has ended.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
@@ -96,10 +108,16 @@ class Scheduler:
         self.running: list[ScheduledSequence] = []  # in order of admission
         self.loading: list[ScheduledSequence] = []  # admitted, and not yet able to run
         self._num_started = 0  # sequences started so far, restarts included
-        self._decode_batch: DecodeBatch | None = None  # at the head of `running`; None after separate decodes
+        self._decode_batch: DecodeBatch | None = (
+            None  # at the head of `running`; None after separate decodes
+        )
         self._preempted_this_step = False  # whether the last planned step preempted a sequence
-        self._refused = False  # the head of the queue did not fit, and only decoding has happened since
-        self._preempted_alone: dict[Request, int] = {}  # the last one, and its tokens that were not lost
+        self._refused = (
+            False  # the head of the queue did not fit, and only decoding has happened since
+        )
+        self._preempted_alone: dict[
+            Request, int
+        ] = {}  # the last one, and its tokens that were not lost
 
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority."""
@@ -125,18 +143,25 @@ class Scheduler:
     def _spare_sequences(self) -> int:
         return self.rules.max_num_seqs - self._num_running
 
-    # -- planning -----------------------------------------------------------------------------------------------------
+    # -- planning
+    # -----------------------------------------------------------------------------------------------------
 
     def schedule(self, now: int) -> ScheduledStep | None:
-        """Fill the next step and reserve the memory that it writes; None where there is nothing to do.
+        """Fill the next step and reserve the memory that it writes; None where there is nothing to
+        do.
 
-        A step may be empty: every sequence that could run was preempted, and the next step admits it again.
+        A step may be empty: every sequence that could run was preempted, and the next step admits
+        it again.
         """
         step, self._preempted_this_step = ScheduledStep([], [], []), False
         self.policy.start_step(now)
         self._sizes.start_step(self._num_running + len(self.waiting) + len(self.loading))
         budget = self.rules.max_num_batched_tokens
-        first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
+        first = (
+            [s for s in self.running if not s.prefilled]
+            if self.rules.prefill_first
+            else self.running
+        )
         budget = self._serve_running(step, first, budget, now)
         # As in vLLM, nothing is admitted in a step that preempted: the freed memory belongs to the
         # running ones.
@@ -150,7 +175,9 @@ class Scheduler:
         step.max_repeats = self._horizon(step)
         return step if step.chunks or step.decodes or self._preempted_this_step else None
 
-    def _serve_running(self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int, now: int) -> int:
+    def _serve_running(
+        self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int, now: int
+    ) -> int:
         """Serve running sequences in order; returns the remaining token budget."""
         num_decoded = self._decode_together(step, sequences, budget)
         budget -= num_decoded
@@ -171,9 +198,14 @@ class Scheduler:
         return budget
 
     def _withdraw_preempted(self, step: ScheduledStep) -> int:
-        """Remove sequences from a step that were preempted after they had been served; returns their rows."""
+        """Remove sequences from a step that were preempted after they had been served; returns
+        their rows."""
         drafts = step.drafts or [0] * len(step.decodes)
-        decodes = [pair for pair in zip(step.decodes, drafts, strict=True) if pair[0].allocation is not None]
+        decodes = [
+            pair
+            for pair in zip(step.decodes, drafts, strict=True)
+            if pair[0].allocation is not None
+        ]
         chunks = [chunk for chunk in step.chunks if chunk.sequence.allocation is not None]
         rows = _rows(step.chunks) - _rows(chunks) + len(step.decodes) - len(decodes) + sum(drafts)
         rows -= sum([drafted for _, drafted in decodes])
@@ -181,8 +213,11 @@ class Scheduler:
         step.drafts = [drafted for _, drafted in decodes] if step.drafts else []
         return rows
 
-    def _decode_together(self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int) -> int:
-        """Decode one token of all leading decoding sequences; 0 where memory does not suffice for all."""
+    def _decode_together(
+        self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int
+    ) -> int:
+        """Decode one token of all leading decoding sequences; 0 where memory does not suffice for
+        all."""
         if not sequences or not sequences[0].prefilled:
             return 0
         batch = self._decode_batch = self._decode_batch or DecodeBatch()
@@ -198,17 +233,24 @@ class Scheduler:
         step.decodes = batch.sequences
         return leading
 
-    def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
-        """Decode one token of a sequence; returns the rows used, 0 where the sequence was preempted."""
+    def _decode(
+        self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int
+    ) -> int:
+        """Decode one token of a sequence; returns the rows used, 0 where the sequence was
+        preempted."""
         if self._decode_batch is not None:
-            self._decode_batch, step.decodes = None, list(step.decodes)  # that of the batch stays as it was
+            self._decode_batch, step.decodes = (
+                None,
+                list(step.decodes),
+            )  # that of the batch stays as it was
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
             return 0
         step.decodes.append(sequence)
         return 1
 
     def _make_room(self, sequence: ScheduledSequence, start: int, stop: int, now: int) -> bool:
-        """Reserve memory for tokens `[start, stop)`, preempting others; False where preempted itself."""
+        """Reserve memory for tokens `[start, stop)`, preempting others; False where preempted
+        itself."""
         while sequence.allocation is not None:
             if self.policy.append(sequence.allocation, start, stop):
                 return True
@@ -218,24 +260,29 @@ class Scheduler:
     def _preempt_lowest(self, now: int) -> None:
         """Preempt the sequence that was admitted last of the lowest priority.
 
-        One that runs alone is preempted too, as in vLLM: while a step is in flight it holds states that it no longer
-        reads. It has to resume further on each time.
+        One that runs alone is preempted too, as in vLLM: while a step is in flight it holds states
+        that it no longer reads. It has to resume further on each time.
         """
         lowest = max(self.running, key=rank_of)
         if len(self.running) == 1 and not self.loading:
             assert lowest.allocation is not None, "a running sequence is admitted"
             reached = lowest.allocation.plan.resume + lowest.generated
             tried = self._preempted_alone.get(lowest.request, -1)
-            assert reached > tried, "one request exceeds the memory; sizes are checked before a run starts"
+            assert reached > tried, (
+                "one request exceeds the memory; sizes are checked before a run starts"
+            )
             self._preempted_alone = {lowest.request: reached}
         self._preempt(lowest, now)
 
     def _preempt(self, sequence: ScheduledSequence, now: int) -> None:
-        """Free a sequence and move it to the head of the queue of its priority; it recomputes its tokens."""
+        """Free a sequence and move it to the head of the queue of its priority; it recomputes its
+        tokens."""
         sequence.reset_progress()
         self._release(sequence, now)
         at = 0
-        while at < len(self.waiting) and self.waiting[at].request.priority < sequence.request.priority:
+        while (
+            at < len(self.waiting) and self.waiting[at].request.priority < sequence.request.priority
+        ):
             at += 1
         self.waiting.insert(at, sequence)
         self._preempted_this_step = True
@@ -246,19 +293,23 @@ class Scheduler:
         self.policy.free(allocation, now)
 
     def _stop_running(self, sequence: ScheduledSequence) -> Allocation:
-        """Remove a sequence from the running ones; returns its allocation, which is not freed yet."""
+        """Remove a sequence from the running ones; returns its allocation, which is not freed
+        yet."""
         at = self.running.index(sequence)
         del self.running[at]
         if self._decode_batch is not None and at < len(self._decode_batch.sequences):
             self._decode_batch.leave(at)
         return sequence.detach_allocation()
 
-    def _schedule_chunks(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
+    def _schedule_chunks(
+        self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int
+    ) -> int:
         """Schedule as much of a sequence's work as the budget allows; returns the rows used.
 
-        A limit of one sequence's rows counts as its budget. Without chunked prefill, all of its work is scheduled at
-        once. A repair that is not cut runs whatever the remaining budget, unless other work of the sequence precedes it
-        in this call. The rows that it drops on the way count too.
+        A limit of one sequence's rows counts as its budget. Without chunked prefill, all of its
+        work is scheduled at once. A repair that is not cut runs whatever the remaining budget,
+        unless other work of the sequence precedes it in this call. The rows that it drops on the
+        way count too.
         """
         used, computed, allocation = 0, sequence.rows_done, sequence.allocation
         assert allocation is not None, "only admitted sequences have work"
@@ -269,9 +320,13 @@ class Scheduler:
             cost = take + work.shallow
             # A chunk is cut to the budget; a pass that cannot be cut waits for a step in which it
             # comes first.
-            if (take <= 0 and work.tokens) or (used and self.rules.enable_chunked_prefill and cost > budget - used):
+            if (take <= 0 and work.tokens) or (
+                used and self.rules.enable_chunked_prefill and cost > budget - used
+            ):
                 break
-            if not self._make_room(sequence, work.start + computed, work.start + computed + take, now):
+            if not self._make_room(
+                sequence, work.start + computed, work.start + computed + take, now
+            ):
                 break
             step.chunks.append(chunk_of(sequence, index, computed, take))
             used += cost
@@ -290,16 +345,25 @@ class Scheduler:
                 assert allocation is not None, "a loading sequence holds memory"
                 if budget <= 0 or self._spare_sequences <= 0:
                     break
-                if allocation.loading or not self._sizes.may_start(step, allocation.plan, sequence.generated, budget):
+                if allocation.loading or not self._sizes.may_start(
+                    step, allocation.plan, sequence.generated, budget
+                ):
                     continue
                 self.loading.remove(sequence)
                 budget -= self._start(step, sequence, budget, now)
         at = 0
-        while at < len(self.waiting) and not self._refused and self._spare_sequences > 0 and budget > 0:
+        while (
+            at < len(self.waiting)
+            and not self._refused
+            and self._spare_sequences > 0
+            and budget > 0
+        ):
             sequence = self.waiting[at]
             plan = self.policy.match(sequence.request, now, sequence.generated)
             if not self._sizes.may_start(step, plan, sequence.generated, budget):
-                if self.policy.rules.admits_behind and self._sizes.leaves_too_few(plan, sequence.generated, budget):
+                if self.policy.rules.admits_behind and self._sizes.leaves_too_few(
+                    plan, sequence.generated, budget
+                ):
                     at += 1
                     continue
                 return
@@ -307,12 +371,18 @@ class Scheduler:
             allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
             # The plan locks what it reuses, so that it may fit only without reuse; nothing that
             # runs will free memory.
-            if allocation is None and not self._num_running:  # its own locks may take the space that it needs
+            if (
+                allocation is None and not self._num_running
+            ):  # its own locks may take the space that it needs
                 allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
             if allocation is None:
                 # The queue is served in order: a later request does not overtake one that does not
-                # fit, as in vLLM. A step of decodes alone may have room for the first chunk of one that was passed.
-                self._refused = not at and self.policy.futile_steps(sequence.request, DecodeBatch()) >= UNLIMITED
+                # fit, as in vLLM. A step of decodes alone may have room for the first chunk of one
+                # that was passed.
+                self._refused = (
+                    not at
+                    and self.policy.futile_steps(sequence.request, DecodeBatch()) >= UNLIMITED
+                )
                 return
             del self.waiting[at]
             sequence.admit(allocation, now)
@@ -324,13 +394,16 @@ class Scheduler:
     def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
         """Return the tokens from a prompt's end to the end of the memory that its first step needs.
 
-        Below 0 where it ends before, and 0 where the policy does not check the first step by itself.
+        Below 0 where it ends before, and 0 where the policy does not check the first step by
+        itself.
         """
         if not self.policy.rules.checks_first_chunk:
             return 0
         return self._sizes.first_end(plan, generated, budget) - (plan.prompt + generated)
 
-    def _start(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
+    def _start(
+        self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int
+    ) -> int:
         """Start an admitted sequence; returns the rows that it uses in this step."""
         allocation = sequence.allocation
         assert allocation is not None, "only admitted sequences run"
@@ -347,20 +420,33 @@ class Scheduler:
         batch, policy = self._batch_of(step), self.policy
         most = 1 + policy.spare_steps(batch)
         if most > 1 and self.waiting and self._spare_sequences > 0 and not self._refused:
-            # Decoding may evict what a prompt would reuse. Without chunks it may then exceed a whole step, and starts.
+            # Decoding may evict what a prompt would reuse. Without chunks it may then exceed a
+            # whole step, and starts.
             chunked = self.rules.enable_chunked_prefill
-            most = min(most, 1 + policy.futile_steps(self.waiting[0].request, batch)) if chunked else 1
+            most = (
+                min(most, 1 + policy.futile_steps(self.waiting[0].request, batch)) if chunked else 1
+            )
         progress = policy.rules.progress
         if progress is None:
             return most
-        return min(most, progress.equal_steps([sequence.prompt + sequence.generated for sequence in step.decodes]))
+        return min(
+            most,
+            progress.equal_steps(
+                [sequence.prompt + sequence.generated for sequence in step.decodes]
+            ),
+        )
 
     def _batch_of(self, step: ScheduledStep) -> DecodeBatch:
         batch = self._decode_batch
-        return batch if batch is not None and batch.sequences is step.decodes else DecodeBatch(step.decodes, 1)
+        return (
+            batch
+            if batch is not None and batch.sequences is step.decodes
+            else DecodeBatch(step.decodes, 1)
+        )
 
     def repeat(self, step: ScheduledStep, times: int, before: BeforeChange = unnoticed) -> None:
-        """Repeat a decode-only step `times` times, at most `max_repeats`, and reserve the memory it writes.
+        """Repeat a decode-only step `times` times, at most `max_repeats`, and reserve the memory it
+        writes.
 
         `before`  called before each repeat, counted from 0, that changes what is stored
         """
@@ -369,7 +455,8 @@ class Scheduler:
         batch.steps += times - 1
         step.repeats = times
 
-    # -- committing ---------------------------------------------------------------------------------------------------
+    # -- committing
+    # ---------------------------------------------------------------------------------------------------
 
     def complete(
         self,
@@ -380,7 +467,8 @@ class Scheduler:
     ) -> None:
         """Advance every sequence; `ended` are those whose output is complete after this step.
 
-        `accepted` holds the number of accepted drafts per sequence, in order of `decodes`; empty without drafts.
+        `accepted` holds the number of accepted drafts per sequence, in order of `decodes`; empty
+        without drafts.
         """
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
@@ -410,7 +498,8 @@ class Scheduler:
     def abort(self, request: Request, now: int) -> ScheduledSequence | None:
         """Remove a request that waits or runs, and free its memory; None where it does neither.
 
-        Its computed tokens stay stored as after a preemption. Requests that load from a lower tier are not aborted.
+        Its computed tokens stay stored as after a preemption. Requests that load from a lower tier
+        are not aborted.
         """
         sequence = next((s for s in (*self.waiting, *self.running) if s.request is request), None)
         if sequence is None:
@@ -431,7 +520,9 @@ class Scheduler:
             self._store(allocation, chunk, now)
 
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
-        for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):
+        for cache_span, _, stop in chunk.work.cache_span_rows(
+            allocation.plan, chunk.start, chunk.stop
+        ):
             self.policy.insert(allocation, stop, now, cache_span)
 
 
@@ -461,18 +552,26 @@ class SpeculativeScheduler(Scheduler):
     """
 
     def __init__(
-        self, policy: Policy, rules: BatchRules, proposed: Callable[[ScheduledSequence], int] | None = None
+        self,
+        policy: Policy,
+        rules: BatchRules,
+        proposed: Callable[[ScheduledSequence], int] | None = None,
     ) -> None:
         super().__init__(policy, rules)
         most, self._lookahead = rules.speculation.draft_tokens, rules.speculation.lookahead
         self._proposed = proposed or (lambda sequence: most)
 
-    def _decode_together(self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int) -> int:
+    def _decode_together(
+        self, step: ScheduledStep, sequences: list[ScheduledSequence], budget: int
+    ) -> int:
         """Return 0: the progress of each sequence is known only after the step."""
         return 0
 
-    def _decode(self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int) -> int:
-        """Decode one token and verify drafts; returns the rows used, 0 where the sequence was preempted."""
+    def _decode(
+        self, step: ScheduledStep, sequence: ScheduledSequence, budget: int, now: int
+    ) -> int:
+        """Decode one token and verify drafts; returns the rows used, 0 where the sequence was
+        preempted."""
         start, uncertain = self._reach(sequence)
         most = min(self._proposed(sequence), self._sizes.share(budget) - 1)
         drafts = self._append_with_drafts(sequence, start, start + 1, now, most, uncertain)
@@ -483,7 +582,8 @@ class SpeculativeScheduler(Scheduler):
         return 1 + drafts
 
     def _reach(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return the position of a sequence's next token that is certain, and how many uncertain ones precede it."""
+        """Return the position of a sequence's next token that is certain, and how many uncertain
+        ones precede it."""
         return sequence.held_tokens, 0
 
     @property
@@ -496,22 +596,32 @@ class SpeculativeScheduler(Scheduler):
         return self._append_with_drafts(sequence, start, stop, now, 0) is not None
 
     def _append_with_drafts(
-        self, sequence: ScheduledSequence, start: int, stop: int, now: int, drafts: int, uncertain: int = 0
+        self,
+        sequence: ScheduledSequence,
+        start: int,
+        stop: int,
+        now: int,
+        drafts: int,
+        uncertain: int = 0,
     ) -> int | None:
         """Reserve memory for tokens `[start, stop)`, uncertain ones and drafts, preempting others.
 
-        Returns `drafts`, fewer for a sequence that runs alone, None for a sequence that was preempted itself.
+        Returns `drafts`, fewer for a sequence that runs alone, None for a sequence that was
+        preempted itself.
         """
         while sequence.allocation is not None:
             if self._is_alone:
                 return self._append_alone(sequence, start, stop, drafts)
-            if self.policy.append(sequence.allocation, start, stop, uncertain + drafts + self._lookahead):
+            if self.policy.append(
+                sequence.allocation, start, stop, uncertain + drafts + self._lookahead
+            ):
                 return drafts
             self._preempt_lowest(now)
         return None
 
     def _append_alone(self, sequence: ScheduledSequence, start: int, stop: int, drafts: int) -> int:
-        """Reserve memory for tokens `[start, stop)` and as many drafts as fit; returns the drafts."""
+        """Reserve memory for tokens `[start, stop)` and as many drafts as fit; returns the
+        drafts."""
         behind = drafts + self._lookahead
         assert sequence.allocation is not None, "a decoding sequence is admitted"
         while not self.policy.append(sequence.allocation, start, stop, behind):
@@ -520,15 +630,24 @@ class SpeculativeScheduler(Scheduler):
         return max(0, behind - self._lookahead)
 
     def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
-        """Return the tokens from a prompt's end to the end of the drafts that follow its first chunk."""
-        behind = self._sizes.first_end(plan, generated, budget) + self._lookahead - (plan.prompt + generated)
+        """Return the tokens from a prompt's end to the end of the drafts that follow its first
+        chunk."""
+        behind = (
+            self._sizes.first_end(plan, generated, budget)
+            + self._lookahead
+            - (plan.prompt + generated)
+        )
         return behind if self.policy.rules.checks_first_chunk else max(0, behind)
 
     def _accept(self, step: ScheduledStep) -> None:
         """Report the tokens that every sequence with an output token of this step holds now."""
-        served = {chunk.sequence for chunk in step.chunks if chunk.sequence.prefilled} | set(step.decodes)
+        served = {chunk.sequence for chunk in step.chunks if chunk.sequence.prefilled} | set(
+            step.decodes
+        )
         for sequence in [sequence for sequence in self.running if sequence in served]:
-            granted = self.policy.append(sequence.allocation, sequence.held_tokens, sequence.held_tokens)
+            granted = self.policy.append(
+                sequence.allocation, sequence.held_tokens, sequence.held_tokens
+            )
             assert granted, "no token needs memory"
 
     def _horizon(self, step: ScheduledStep) -> int:
@@ -548,20 +667,26 @@ WAITING_WEIGHT = 4
 class LockstepScheduler(Scheduler):
     """One scheduler per rank; a step joins the steps of all ranks and ends for all of them at once.
 
-    A request goes to the rank with the lowest load, in which a waiting request counts `WAITING_WEIGHT` times (vLLM's
-    balancer). A rank without work still takes part, since expert layers exchange the tokens of all ranks.
+    A request goes to the rank with the lowest load, in which a waiting request counts
+    `WAITING_WEIGHT` times (vLLM's balancer). A rank without work still takes part, since expert
+    layers exchange the tokens of all ranks.
     """
 
     def __init__(self, ranks: Ordered[Scheduler]) -> None:
         super().__init__(ranks[0].policy, ranks[0].rules)
         self.ranks = tuple(ranks)
         self.rank_steps: list[ScheduledStep] = []
-        self._sent: list[list[Request]] = [[] for _ in ranks]  # since the last step was planned: not counted by it
+        self._sent: list[list[Request]] = [
+            [] for _ in ranks
+        ]  # since the last step was planned: not counted by it
 
     def add(self, request: Request) -> None:
         """Queue a request at the rank with the lowest load."""
         ranks = zip(self.ranks, self._sent, strict=True)
-        loads = [WAITING_WEIGHT * (len(rank.waiting) + len(sent)) + len(rank.running) for rank, sent in ranks]
+        loads = [
+            WAITING_WEIGHT * (len(rank.waiting) + len(sent)) + len(rank.running)
+            for rank, sent in ranks
+        ]
         least = loads.index(min(loads))
         self._sent[least].append(request)
         self.ranks[least].add(request)
@@ -572,7 +697,8 @@ class LockstepScheduler(Scheduler):
         return all(rank.idle for rank in self.ranks)
 
     def schedule(self, now: int) -> ScheduledStep | None:
-        """Plan a step of all ranks; `rank_steps` has the step of each, empty for ranks without work."""
+        """Plan a step of all ranks; `rank_steps` has the step of each, empty for ranks without
+        work."""
         planned = [rank.schedule(now) for rank in self.ranks]
         for sent in self._sent:
             sent.clear()
@@ -588,7 +714,8 @@ class LockstepScheduler(Scheduler):
         )
 
     def repeat(self, step: ScheduledStep, times: int, before: BeforeChange = unnoticed) -> None:
-        """Repeat the decode-only step of every rank that decodes, `times` times in all; `before` is for the first."""
+        """Repeat the decode-only step of every rank that decodes, `times` times in all; `before` is
+        for the first."""
         step.repeats = times
         for rank, rank_step in zip(self.ranks, self.rank_steps, strict=True):
             if rank_step.decodes:

@@ -1,4 +1,5 @@
-"""One step of the engine: the contract of a backend, the scheduled sequences, and the passes over them."""
+"""One step of the engine: the contract of a backend, the scheduled sequences, and the passes over
+them."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class ScheduledSequence:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its output is complete; with drafts and a plan ahead, it may be in one step more."""
+        """Whether its output is complete; with drafts and a plan ahead, it may be in one step
+        more."""
         return self.finished_at >= 0
 
     def admit(self, allocation: Allocation, now: int) -> None:
@@ -114,7 +116,8 @@ class ScheduledSequence:
         self.preemptions += 1
 
     def detach_allocation(self) -> Allocation:
-        """Detach and return the allocation, which is not freed yet, and count its captured states."""
+        """Detach and return the allocation, which is not freed yet, and count its captured
+        states."""
         allocation = self.allocation
         assert allocation is not None, "a running sequence is admitted"
         self.captured += allocation.captured
@@ -126,8 +129,10 @@ class ScheduledSequence:
 class ScheduledChunk(NamedTuple):
     """Rows `[start, stop)` of one work of one sequence, computed in one step.
 
-    `tokens`    rows that pass through every layer: stop - start, except in a repair, which selects its rows
-    `captures`  positions in (start, stop] whose recurrent state, or the map of the span that ends there, is stored
+    `tokens`    rows that pass through every layer: stop - start, except in a repair, which selects
+                its rows
+    `captures`  positions in (start, stop] whose recurrent state, or the map of the span that ends
+                there, is stored
     `last`      no work follows it, so it yields an output token
     """
 
@@ -141,7 +146,14 @@ class ScheduledChunk(NamedTuple):
 
     def key(self) -> tuple[object, ...]:
         """The chunk as plain numbers."""
-        return self.sequence.request.id, self.start, self.stop, self.captures, *self.work.key(), self.tokens
+        return (
+            self.sequence.request.id,
+            self.start,
+            self.stop,
+            self.captures,
+            *self.work.key(),
+            self.tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -149,8 +161,10 @@ class ScheduledStep:
     """The work of one step; with `repeats` > 1, that many equal decode steps in a row.
 
     `loads`        sequences whose stored state is read at the start of the step
-    `drafts`       number of draft tokens of each of `decodes`, which the step verifies; empty without drafts
-    `max_repeats`  how often it could run in a row before memory or the queue would change its content
+    `drafts`       number of draft tokens of each of `decodes`, which the step verifies; empty
+                   without drafts
+    `max_repeats`  how often it could run in a row before memory or the queue would change its
+                   content
     `context`      KV tokens that `decodes` read, their new ones included; None: not counted yet
     """
 
@@ -163,18 +177,27 @@ class ScheduledStep:
     context: int | None = None
 
     def key(self) -> tuple[object, ...]:
-        """The step as plain numbers, equal for equal steps of any backend; drafts come last, where there are any."""
+        """The step as plain numbers, equal for equal steps of any backend; drafts come last, where
+        there are any."""
         chunks = tuple([chunk.key() for chunk in self.chunks])
-        return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats, *self.drafts
+        return (
+            chunks,
+            tuple(sequence.request.id for sequence in self.decodes),
+            self.repeats,
+            *self.drafts,
+        )
 
 
 def chunk_of(sequence: ScheduledSequence, index: int, computed: int, take: int) -> ScheduledChunk:
-    """Return the chunk of the next `take` rows of work number `index`, after the first `computed` rows."""
+    """Return the chunk of the next `take` rows of work number `index`, after the first `computed`
+    rows."""
     work, allocation = sequence.work[index], sequence.allocation
     assert allocation is not None
     start, stop = work.token_range(allocation.plan, computed, take)
     reached = [position for position in allocation.captures if start < position <= stop]
-    captures = tuple([position for position in reached if work.captures_at(allocation.plan, position)])
+    captures = tuple(
+        [position for position in reached if work.captures_at(allocation.plan, position)]
+    )
     last = index == len(sequence.work) - 1 and computed + take == work.tokens
     return ScheduledChunk(sequence, start, stop, captures, work, take, last)
 
@@ -193,7 +216,8 @@ class StepResult:
     `duration_ns`  from the end of the previous step, or from `resume`, to the end of this one
     `finished`     sequences whose output is complete
     `repeats`      equal decode steps that ran in a row
-    `ends`         time of the end of each of them, from the start of the first; empty where only the last is known
+    `ends`         time of the end of each of them, from the start of the first; empty where only
+                   the last is known
     `accepted`     number of accepted drafts for each of the step's `decodes`; empty without drafts
     `phases`       seconds of each phase by name; empty where nothing is measured
     """
@@ -206,8 +230,11 @@ class StepResult:
     ends: Ends = ()
 
     def end_of(self, repeat: int) -> int:
-        """Return the end of a repeat, counted from 0; all take equally long where only the last end is known."""
-        end = self.ends[repeat] if len(self.ends) else self.duration_ns * (repeat + 1) // self.repeats
+        """Return the end of a repeat, counted from 0; all take equally long where only the last end
+        is known."""
+        end = (
+            self.ends[repeat] if len(self.ends) else self.duration_ns * (repeat + 1) // self.repeats
+        )
         return min(int(end), self.duration_ns)
 
 
@@ -238,7 +265,9 @@ class Backend(Protocol):
 
 def finished_after(step: ScheduledStep, repeats: int = 1) -> list[ScheduledSequence]:
     """Return the sequences whose output is complete after a step."""
-    return finished_prompts(step) + [s for s in step.decodes if s.generated + repeats >= s.request.output_len]
+    return finished_prompts(step) + [
+        s for s in step.decodes if s.generated + repeats >= s.request.output_len
+    ]
 
 
 def finished_prompts(step: ScheduledStep) -> list[ScheduledSequence]:
@@ -277,7 +306,10 @@ def of_span(chunk: ScheduledChunk) -> bool:
     """Whether the rows of a chunk belong to an independent span."""
     allocation, work = chunk.sequence.allocation, chunk.work
     assert allocation is not None
-    return not isinstance(work, RepairPass) and allocation.plan.cache_spans[work.cache_span].cache_span.independent
+    return (
+        not isinstance(work, RepairPass)
+        and allocation.plan.cache_spans[work.cache_span].cache_span.independent
+    )
 
 
 def is_repair(chunk: ScheduledChunk) -> bool:
@@ -286,7 +318,8 @@ def is_repair(chunk: ScheduledChunk) -> bool:
 
 
 def passes(step: ScheduledStep, copies: bool, measured: bool) -> list[list[ScheduledChunk]]:
-    """Return the chunks of each forward of a step, in order; decodes run in the first, which may have no chunks.
+    """Return the chunks of each forward of a step, in order; decodes run in the first, which may
+    have no chunks.
 
     A measured repair drops rows between layers, so it runs alone.
     """
@@ -294,7 +327,9 @@ def passes(step: ScheduledStep, copies: bool, measured: bool) -> list[list[Sched
     for chunk in step.chunks:
         by_sequence.setdefault(chunk.sequence, []).append(chunk)
     forwards: list[list[ScheduledChunk]] = []
-    for level in zip_longest(*(stages(chunks, copies) for chunks in by_sequence.values()), fillvalue=()):
+    for level in zip_longest(
+        *(stages(chunks, copies) for chunks in by_sequence.values()), fillvalue=()
+    ):
         packed = [chunk for stage in level for chunk in stage]
         together = [chunk for chunk in packed if not (measured and is_repair(chunk))]
         alone = [[chunk] for chunk in packed if measured and is_repair(chunk)]
@@ -311,7 +346,8 @@ def passes(step: ScheduledStep, copies: bool, measured: bool) -> list[list[Sched
 
 @dataclass(frozen=True, slots=True)
 class SpanReads:
-    """Extra work of an attention kernel, beyond reading keys in place, where spans are read at other positions.
+    """Extra work of an attention kernel, beyond reading keys in place, where spans are read at
+    other positions.
 
     `restarts`  every further span is read separately, by queries rotated for it
     `rotates`   keys are rotated as they are read
@@ -321,29 +357,51 @@ class SpanReads:
     rotates: bool = False
 
 
-PREFIXES = ReuseRules()  # for policies that reuse no spans: other fields do not affect the cost of a step
+PREFIXES = (
+    ReuseRules()
+)  # for policies that reuse no spans: other fields do not affect the cost of a step
 
 
 class StepFeatures(NamedTuple):
     """Counts of one step, in tokens, pairs, sequences and bytes."""
 
     prefill_tokens: int = 0  #: prompt tokens computed in this step, and drafts that it verifies
-    prefill_pairs: int = 0  #: their causal query-key pairs: over chunks, the sum of t + 1 for t in [start, stop)
+    prefill_pairs: int = (
+        0  #: their causal query-key pairs: over chunks, the sum of t + 1 for t in [start, stop)
+    )
     num_prefills: int = 0  #: prefill chunks
     num_decodes: int = 0  #: sequences that decode one token
-    decode_context: int = 0  #: KV tokens that those read, their new token included, summed over sequences
-    num_first_tokens: int = 0  #: chunks that finish a prompt, and drafts; each needs a row of logits
+    decode_context: int = (
+        0  #: KV tokens that those read, their new token included, summed over sequences
+    )
+    num_first_tokens: int = (
+        0  #: chunks that finish a prompt, and drafts; each needs a row of logits
+    )
     loaded_state_bytes: int = 0  #: checkpoints and maps read from the cache
     captured_state_bytes: int = 0  #: checkpoints and maps written to the cache
-    prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
-    shallow_token_layers: int = 0  #: dropped rows of a measured repair, times the layers that they pass in full
-    shallow_pair_layers: int = 0  #: their query-key pairs times those layers, and pairs that scores are made of
-    copied_tokens: int = 0  #: tokens of spans that a request copies privately, rotated to their positions
-    num_forwards: int = 0  #: consecutive forwards of the model: more than one where spans are copied or repaired
-    span_reads: int = 0  #: runs of keys that must be read one by one, each by queries rotated for it
+    prefill_context: int = (
+        0  #: KV tokens that the chunks' queries read and that are not computed with them
+    )
+    shallow_token_layers: int = (
+        0  #: dropped rows of a measured repair, times the layers that they pass in full
+    )
+    shallow_pair_layers: int = (
+        0  #: their query-key pairs times those layers, and pairs that scores are made of
+    )
+    copied_tokens: int = (
+        0  #: tokens of spans that a request copies privately, rotated to their positions
+    )
+    num_forwards: int = (
+        0  #: consecutive forwards of the model: more than one where spans are copied or repaired
+    )
+    span_reads: int = (
+        0  #: runs of keys that must be read one by one, each by queries rotated for it
+    )
     turned_keys: int = 0  #: keys that are rotated as they are read
     scan_runs: int = 0  #: consecutive runs of recurrent layers: one per piece between captures, one for all single rows
-    scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
+    scan_chunks: int = (
+        0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
+    )
     projected_tokens: int = 0  #: tokens for which one more layer computes query, key and value only
     composed_maps: int = 0  #: maps of spans that are applied to states: S becomes A · S + B
     map_tokens: int = 0  #: rows of spans whose A is computed along; once more each row that follows a repair's tokens
@@ -353,12 +411,21 @@ class StepFeatures(NamedTuple):
     @property
     def reads_spans(self) -> bool:
         """Whether the step does anything that only reused spans need."""
-        needs = self.span_reads, self.turned_keys, self.shallow_token_layers, self.copied_tokens, self.projected_tokens
+        needs = (
+            self.span_reads,
+            self.turned_keys,
+            self.shallow_token_layers,
+            self.copied_tokens,
+            self.projected_tokens,
+        )
         return self.num_forwards > 1 or any(needs) or self.composed_maps > 0 or self.map_tokens > 0
 
 
 def features(
-    step: ScheduledStep, state_bytes: int, rules: ReuseRules = PREFIXES, reads: SpanReads | None = None
+    step: ScheduledStep,
+    state_bytes: int,
+    rules: ReuseRules = PREFIXES,
+    reads: SpanReads | None = None,
 ) -> StepFeatures:
     """Count the work of a step, in the integers that a timing model reads.
 
@@ -367,10 +434,16 @@ def features(
     layers before the choice, spread evenly over the spans. A probe is one more forward.
     """
     if step.drafts:
-        return _with_drafts(features(replace(step, drafts=[]), state_bytes, rules, reads), step, state_bytes, rules)
+        return _with_drafts(
+            features(replace(step, drafts=[]), state_bytes, rules, reads), step, state_bytes, rules
+        )
     if not step.chunks and reads is None:
         counts = _with_bounded(_decode_features(step, state_bytes, rules), step, rules)
-        return counts if rules.state_format is None else _with_conversion(counts, state_bytes, rules.state_format)
+        return (
+            counts
+            if rules.state_format is None
+            else _with_conversion(counts, state_bytes, rules.state_format)
+        )
     tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
     for _, start, stop, captured, work, size, last in step.chunks:
         tokens += size
@@ -405,11 +478,16 @@ def features(
         counts = counts._replace(**_replay_counts(step, rules.replay))
     if rules.state_format is not None:
         counts = _with_conversion(counts, state_bytes, rules.state_format)
-    return counts if rules.maps is None else counts._replace(**_map_counts(step, state_bytes, rules, rules.maps))
+    return (
+        counts
+        if rules.maps is None
+        else counts._replace(**_map_counts(step, state_bytes, rules, rules.maps))
+    )
 
 
 def _decode_features(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> StepFeatures:
-    """Count the work of a step that only decodes and rotates no keys: most steps of a simulation."""
+    """Count the work of a step that only decodes and rotates no keys: most steps of a
+    simulation."""
     return StepFeatures(
         num_decodes=len(step.decodes),
         decode_context=_decode_context(step),
@@ -432,15 +510,21 @@ def _with_bounded(counts: StepFeatures, step: ScheduledStep, rules: ReuseRules) 
     return counts._replace(added_flops=flops, added_bytes=moved)
 
 
-def _with_drafts(counts: StepFeatures, step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> StepFeatures:
+def _with_drafts(
+    counts: StepFeatures, step: ScheduledStep, state_bytes: int, rules: ReuseRules
+) -> StepFeatures:
     """Add the rows that verify drafts.
 
-    Each reads the context of its sequence, which is read once, and the drafts before it; each needs logits. In a
-    hybrid, each writes the state behind it, because the next step continues from one of them.
+    Each reads the context of its sequence, which is read once, and the drafts before it; each needs
+    logits. In a hybrid, each writes the state behind it, because the next step continues from one
+    of them.
     """
     drafting = zip(step.decodes, step.drafts, strict=True)
     pairs = sum(
-        [drafts * (sequence.prompt + sequence.generated) + drafts * (drafts + 1) // 2 for sequence, drafts in drafting]
+        [
+            drafts * (sequence.prompt + sequence.generated) + drafts * (drafts + 1) // 2
+            for sequence, drafts in drafting
+        ]
     )
     rows = sum(step.drafts)
     bounded = [reads.of_rows(rows) for reads in rules.bounded]
@@ -449,7 +533,9 @@ def _with_drafts(counts: StepFeatures, step: ScheduledStep, state_bytes: int, ru
         prefill_pairs=counts.prefill_pairs + pairs,
         num_first_tokens=counts.num_first_tokens + rows,
         added_flops=counts.added_flops + sum([flops for flops, _ in bounded]),
-        added_bytes=counts.added_bytes + rows * state_bytes * rules.needs_states + sum([read for _, read in bounded]),
+        added_bytes=counts.added_bytes
+        + rows * state_bytes * rules.needs_states
+        + sum([read for _, read in bounded]),
     )
 
 
@@ -460,11 +546,19 @@ def _decode_context(step: ScheduledStep) -> int:
 
 
 def _decode_captures(step: ScheduledStep, rules: ReuseRules) -> int:
-    """Return the number of states that decodes capture; a step that captures any is not repeated."""
+    """Return the number of states that decodes capture; a step that captures any is not
+    repeated."""
     if rules.progress is None:
         return 0
-    reached = [(sequence.allocation, sequence.prompt + sequence.generated) for sequence in step.decodes]
-    return sum([allocation is not None and position in allocation.captures for allocation, position in reached])
+    reached = [
+        (sequence.allocation, sequence.prompt + sequence.generated) for sequence in step.decodes
+    ]
+    return sum(
+        [
+            allocation is not None and position in allocation.captures
+            for allocation, position in reached
+        ]
+    )
 
 
 def _scan_counts(step: ScheduledStep, rules: ReuseRules) -> dict[str, int]:
@@ -475,7 +569,11 @@ def _scan_counts(step: ScheduledStep, rules: ReuseRules) -> dict[str, int]:
     runs = chunks = 0
     single, repairs = bool(step.decodes), rules.repair.kind != "none"
     for chunk in step.chunks:
-        pieces = _repaired_pieces(chunk, rules) if repairs else _pieces(chunk.start, chunk.stop, chunk.captures)
+        pieces = (
+            _repaired_pieces(chunk, rules)
+            if repairs
+            else _pieces(chunk.start, chunk.stop, chunk.captures)
+        )
         for start, stop in pieces:
             if stop - start == 1 and stop not in chunk.captures:
                 single = True
@@ -490,7 +588,8 @@ def _pieces(start: int, stop: int, captures: Collection[int]) -> Iterable[tuple[
 
 
 def _repaired_pieces(chunk: ScheduledChunk, rules: ReuseRules) -> list[tuple[int, int]]:
-    """Return the pieces of each run; a span computed alone is also cut behind its repaired tokens."""
+    """Return the pieces of each run; a span computed alone is also cut behind its repaired
+    tokens."""
     plan = _plan(chunk.sequence)
     pieces: list[tuple[int, int]] = []
     for index, start, stop in chunk.work.runs(plan, chunk.start, chunk.stop):
@@ -501,8 +600,11 @@ def _repaired_pieces(chunk: ScheduledChunk, rules: ReuseRules) -> list[tuple[int
     return pieces
 
 
-def _map_counts(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: MapRules) -> dict[str, int]:
-    """Count the work on maps: a request applies stored maps in its first step, others once computed."""
+def _map_counts(
+    step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: MapRules
+) -> dict[str, int]:
+    """Count the work on maps: a request applies stored maps in its first step, others once
+    computed."""
     rows = composed = captured = 0
     for chunk in step.chunks:
         spans = of_span(chunk)
@@ -525,14 +627,21 @@ def _behind_repair(chunk: ScheduledChunk, rules: ReuseRules) -> int:
     """
     if rules.repair.kind == "none":
         return 0
-    span = next(span for span in _plan(chunk.sequence).cache_spans if chunk.start < span.cache_span.stop)
+    span = next(
+        span for span in _plan(chunk.sequence).cache_spans if chunk.start < span.cache_span.stop
+    )
     return max(0, chunk.stop - max(chunk.start, span.cache_span.start + rules.repair.tokens))
 
 
 def _with_conversion(counts: StepFeatures, state_bytes: int, form: StateFormat) -> StepFeatures:
     """Add the conversion of the states that a step loads and captures."""
-    loads, captures = counts.loaded_state_bytes // state_bytes, counts.captured_state_bytes // state_bytes
-    return counts._replace(added_flops=counts.added_flops + loads * form.load_flops + captures * form.store_flops)
+    loads, captures = (
+        counts.loaded_state_bytes // state_bytes,
+        counts.captured_state_bytes // state_bytes,
+    )
+    return counts._replace(
+        added_flops=counts.added_flops + loads * form.load_flops + captures * form.store_flops
+    )
 
 
 def _replay_counts(step: ScheduledStep, replay: Replay) -> dict[str, int]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from spanlab.core.eviction.orders import EVICTION_ORDERS, EvictionFacts, EvictionOrder, EvictionRules
+from spanlab.core.eviction.orders import (
+    EVICTION_ORDERS,
+    EvictionFacts,
+    EvictionOrder,
+    EvictionRules,
+)
 from spanlab.core.request import UNLIMITED, Budget, Request
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import (
@@ -28,17 +33,27 @@ from spanlab.core.tree import (
 class Room:
     """Bytes of a tree's KV and states under a budget that holds after every operation.
 
-    Three kinds of bytes count: *cached* (in the tree), *reserved* (running requests, not in the tree) and, among
-    the cached, *locked* (in use, so not evictable). Only leaves are evicted, so the cached tokens are always closed
-    under prefixes. States are evicted with their leaf, or alone.
+    Three kinds of bytes count: *cached* (in the tree), *reserved* (running requests, not in the
+    tree) and, among the cached, *locked* (in use, so not evictable). Only leaves are evicted, so
+    the cached tokens are always closed under prefixes. States are evicted with their leaf, or
+    alone.
     """
 
     def __init__(
-        self, tree: PrefixTree, kv_bytes_per_token: int, state_bytes: int, budget: Budget, order: EvictionOrder
+        self,
+        tree: PrefixTree,
+        kv_bytes_per_token: int,
+        state_bytes: int,
+        budget: Budget,
+        order: EvictionOrder,
     ) -> None:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
-        self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
+        self._leaves, self._states, self._whole_leaves = (
+            order.leaves,
+            order.states,
+            order.whole_leaves,
+        )
         self._by_block = order.by_block
         self._states_evictable = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
         if not self._states_evictable:  # ranks are not needed
@@ -64,10 +79,17 @@ class Room:
         kv += self.kv_reserved + self.kv_locked
         state += self.state_reserved + self.state_locked
         budget = self.budget
-        return kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
+        return (
+            kv <= budget.kv_bytes
+            and state <= budget.state_bytes
+            and kv + state <= budget.total_bytes
+        )
 
-    def fits_with_locks(self, paths: Sequence[tuple[Node, int]], states: Iterable[State], kv: int, state: int) -> bool:
-        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and `states`, were locked.
+    def fits_with_locks(
+        self, paths: Sequence[tuple[Node, int]], states: Iterable[State], kv: int, state: int
+    ) -> bool:
+        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and `states`,
+        were locked.
 
         A state may be listed twice, as where a prompt contains one document twice; it counts once.
         """
@@ -96,7 +118,8 @@ class Room:
         return min(self.budget.state_bytes - state, self.budget.total_bytes - both)
 
     def reserve(self, kv: int, state: int) -> bool:
-        """Reserve bytes for a running request, evicting as needed; False, without a change, if they cannot fit."""
+        """Reserve bytes for a running request, evicting as needed; False, without a change, if they
+        cannot fit."""
         if not self.fits(kv, state):
             return False
         self._make_room(kv, state)
@@ -108,10 +131,13 @@ class Room:
         """Release reserved bytes."""
         self.kv_reserved -= kv
         self.state_reserved -= state
-        assert self.kv_reserved >= 0 and self.state_reserved >= 0, "gave back more than was reserved"
+        assert self.kv_reserved >= 0 and self.state_reserved >= 0, (
+            "gave back more than was reserved"
+        )
 
     def reserve_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
-        """Evict entries for the one, if any, that storing `[0, stop)` adds; False where none is evictable."""
+        """Evict entries for the one, if any, that storing `[0, stop)` adds; False where none is
+        evictable."""
         if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
             return True
         while self.entries >= self.budget.entries:
@@ -128,7 +154,8 @@ class Room:
         extends_leaf = length == node.depth and not node.children and node.parent is not None
         return length < stop and not extends_leaf
 
-    # -- eviction -----------------------------------------------------------------------------------------------------
+    # -- eviction
+    # -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, kv: int, state: int) -> None:
         budget, tree, token_bytes = self.budget, self.tree, self.token_bytes
@@ -139,13 +166,21 @@ class Room:
             kv_over, state_over = kv_used > budget.kv_bytes, state_used > budget.state_bytes
             if not (kv_over or state_over or kv_used + state_used > budget.total_bytes):
                 return
-            over = kv_used - budget.kv_bytes if kv_over else kv_used + state_used - budget.total_bytes
+            over = (
+                kv_used - budget.kv_bytes if kv_over else kv_used + state_used - budget.total_bytes
+            )
             self._evict_one(kv_over, state_over, over)
 
     def evict(self, tokens: int, states: int) -> None:
-        """Evict leaves for `tokens` tokens, then states for `states` states, as far as entries are evictable."""
-        target_tokens, target_bytes = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
-        while (more := self.tree.num_tokens - target_tokens) > 0 and (leaf := self._leaves.lowest()):
+        """Evict leaves for `tokens` tokens, then states for `states` states, as far as entries are
+        evictable."""
+        target_tokens, target_bytes = (
+            self.tree.num_tokens - tokens,
+            self.state_cached - states * self.state_bytes,
+        )
+        while (more := self.tree.num_tokens - target_tokens) > 0 and (
+            leaf := self._leaves.lowest()
+        ):
             self._drop(self._end_of(leaf[1], more))
         while self.state_cached > target_bytes and (state := self._states.lowest()):
             self._evict_state(state[1])
@@ -157,7 +192,8 @@ class Room:
             self._drop_state(state)
 
     def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
-        """Evict from the exceeded budget; where only the common one is, the entry with the lower rank.
+        """Evict from the exceeded budget; where only the common one is, the entry with the lower
+        rank.
 
         `over`  bytes of KV to evict, if KV is evicted
         """
@@ -185,10 +221,15 @@ class Room:
         return leaf
 
     def _evict_state(self, state: State) -> None:
-        """Evict a state; where the rules say so, with the unlocked end of its leaf that contains it."""
+        """Evict a state; where the rules say so, with the unlocked end of its leaf that contains
+        it."""
         node = state.node
         assert node is not None, "a state is removed once"
-        at_end = self._whole_leaves and leaf_may_leave(node) and state.position > self.tree.unit_start(node, node.depth)
+        at_end = (
+            self._whole_leaves
+            and leaf_may_leave(node)
+            and state.position > self.tree.unit_start(node, node.depth)
+        )
         if at_end:
             self._drop(self._end_of(node, 1))
         else:
@@ -229,7 +270,8 @@ def _by_serial(state: State) -> Key:
 
 
 class Store(Room):
-    """Stores prefixes and states within its budget; it refuses an entry rather than exceed the budget."""
+    """Stores prefixes and states within its budget; it refuses an entry rather than exceed the
+    budget."""
 
     def __init__(
         self,
@@ -245,7 +287,9 @@ class Store(Room):
         order = EVICTION_ORDERS.make(eviction, {}, rules.options, facts=facts)
         super().__init__(tree, kv_bytes_per_token, state_bytes, budget, order)
         self.pins, self._moment = order.pins, facts.moment
-        self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else order.admitted
+        self.on_admission: Callable[[Request], None] = (
+            rules.future.admitted if rules.future else order.admitted
+        )
         self.inserted_bytes = 0
         self.on_stored: Callable[[State], None] | None = None  # with the state on its node
         self._clock = self._state_serial = 0
@@ -268,12 +312,16 @@ class Store(Room):
         self._clock += 1
         return self._clock
 
-    def insert(self, start: Node, tokens: TokenString, stop: int, states: Sequence[int], each: int) -> Node:
-        """Store tokens `[0, stop)` below `start`, which they contain, and states of `each` bytes at `states`.
+    def insert(
+        self, start: Node, tokens: TokenString, stop: int, states: Sequence[int], each: int
+    ) -> Node:
+        """Store tokens `[0, stop)` below `start`, which they contain, and states of `each` bytes at
+        `states`.
 
-        `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and released just
-        before, so nothing is evicted here. Returns the node at `stop`. A stored state is not stored twice. The whole
-        path counts as used now, as do the states that were stored already.
+        `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved
+        and released just before, so nothing is evicted here. Returns the node at `stop`. A stored
+        state is not stored twice. The whole path counts as used now, as do the states that were
+        stored already.
         """
         before, now = self.tree.num_tokens, self._tick()
         end = self.tree.extend(start, tokens, stop, now)
@@ -323,7 +371,8 @@ class Store(Room):
                 self.on_stored(state)
 
     def touch(self, node: Node, depth: int) -> None:
-        """Count a use of a prefix and its ancestors; with fixed blocks, of its blocks up to `depth`."""
+        """Count a use of a prefix and its ancestors; with fixed blocks, of its blocks up to
+        `depth`."""
         now = self._tick()
         if self.tree.fixed_blocks:
             node = self.tree.end_at(node, depth)
@@ -335,7 +384,8 @@ class Store(Room):
         self._leaves.used(end.path())
 
     def refresh(self, node: Node, states_from: int) -> None:
-        """Set the last use of a prefix, and of its states from a position on, to now; counts no use."""
+        """Set the last use of a prefix, and of its states from a position on, to now; counts no
+        use."""
         now = self._tick()
         states: list[State] = []
         for ancestor in node.path():
@@ -353,7 +403,8 @@ class Store(Room):
         state.uses += 1
         self._states.used([state])
 
-    # -- locks --------------------------------------------------------------------------------------------------------
+    # -- locks
+    # --------------------------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
         """Lock a node and its ancestors against eviction, until `unlock`."""
@@ -395,14 +446,17 @@ class Store(Room):
 
 
 def recount(store: Store, roots: Iterable[Node]) -> None:
-    """Recount everything under `roots` and compare with the store's counters; slow, for tests and idle moments."""
+    """Recount everything under `roots` and compare with the store's counters; slow, for tests and
+    idle moments."""
     nodes = [node for root in roots for node in _descendants(root)]
     sizes = [(node.depth - node.start) * store.token_bytes for node in nodes]
     states = [state for node in nodes for state in node.states]
     assert store.kv_cached == sum(sizes), "cached KV bytes are miscounted"
     locked = [size for node, size in zip(nodes, sizes, strict=True) if node.locks]
     assert store.kv_locked == sum(locked), "locked KV bytes are miscounted"
-    assert store.state_cached == sum(state.num_bytes for state in states), "cached state bytes are miscounted"
+    assert store.state_cached == sum(state.num_bytes for state in states), (
+        "cached state bytes are miscounted"
+    )
     in_use = sum(state.num_bytes for state in states if state.locks)
     assert store.state_locked == in_use, "locked state bytes are miscounted"
     assert store.entries == sum(not node.children for node in nodes), "entries are miscounted"
@@ -410,20 +464,28 @@ def recount(store: Store, roots: Iterable[Node]) -> None:
         assert node.parent is not None and node.parent.depth == node.start, (
             "a node does not start where its parent ends"
         )
-        assert len(node.edge) == node.depth - node.start and node.depth % store.tree.block_size == 0, (
-            "an edge is off its block"
+        assert (
+            len(node.edge) == node.depth - node.start and node.depth % store.tree.block_size == 0
+        ), "an edge is off its block"
+        assert node.parent.children[node.key] is node, (
+            "a child has another key than its parent's entry for it"
         )
-        assert node.parent.children[node.key] is node, "a child has another key than its parent's entry for it"
-        assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
+        assert node.locks >= sum(child.locks for child in node.children.values()), (
+            "locks do not reach the ancestors"
+        )
         positions = [state.position for state in node.states]
         for values in (positions, node.lost):
             assert values == sorted(set(values)), "positions are not increasing"
-            assert all(node.start < position <= node.depth for position in values), "a state lies outside its node"
+            assert all(node.start < position <= node.depth for position in values), (
+                "a state lies outside its node"
+            )
         assert not set(positions) & set(node.lost), "a state is both here and lost"
         assert all(state.node is node for state in node.states), "a state points to another node"
     kv, state = store.kv_cached + store.kv_reserved, store.state_cached + store.state_reserved
     assert kv <= store.budget.kv_bytes and state <= store.budget.state_bytes, "over a budget"
-    assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, "over a budget"
+    assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, (
+        "over a budget"
+    )
 
 
 def _descendants(root: Node) -> Iterator[Node]:

@@ -20,7 +20,8 @@ Due = list[tuple[float, int, "Transfer"]]  # a heap; the number keeps the order 
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Bytes in flight. `ends_at` is when the last byte arrives if no other transfer begins before."""
+    """Bytes in flight. `ends_at` is when the last byte arrives if no other transfer begins
+    before."""
 
     num_bytes: int
     begun_at: int
@@ -45,7 +46,9 @@ class _Flow:
     area: float = 0.0  # transfers in flight, times nanoseconds
 
     def copy(self) -> _Flow:
-        return _Flow(self.ns_per_byte, self.time, self.served, self.joining.copy(), self.sharing.copy())
+        return _Flow(
+            self.ns_per_byte, self.time, self.served, self.joining.copy(), self.sharing.copy()
+        )
 
     def __len__(self) -> int:
         return len(self.joining) + len(self.sharing)
@@ -67,7 +70,8 @@ class _Flow:
         self.time = until
 
     def next_event(self, until: float) -> tuple[bool, Transfer | None]:
-        """Process the next join or end up to `until`: whether there was one, and the transfer that has ended."""
+        """Process the next join or end up to `until`: whether there was one, and the transfer that
+        has ended."""
         join, end = self.joining[0][0] if self.joining else math.inf, self.first_end()
         if not len(self) or min(join, end) > until:
             return False, None
@@ -82,9 +86,11 @@ class _Flow:
 
 
 class Link:
-    """Moves bytes at a bandwidth that all transfers in flight share equally; each waits for the latency first.
+    """Moves bytes at a bandwidth that all transfers in flight share equally; each waits for the
+    latency first.
 
-    A transfer ends in the first whole nanosecond in which all of its bytes are there. `bytes_per_s` may be infinite.
+    A transfer ends in the first whole nanosecond in which all of its bytes are there. `bytes_per_s`
+    may be infinite.
     """
 
     def __init__(self, bytes_per_s: float, latency_s: float = 0.0) -> None:
@@ -121,8 +127,11 @@ class Link:
         return transfer.ends_at
 
     def delay(self, num_bytes: int) -> int:
-        """Return the nanoseconds of a further transfer at the share of the bandwidth that it would get now."""
-        return self._latency_ns + math.ceil(num_bytes * (len(self._flow) + 1) * self._flow.ns_per_byte)
+        """Return the nanoseconds of a further transfer at the share of the bandwidth that it would
+        get now."""
+        return self._latency_ns + math.ceil(
+            num_bytes * (len(self._flow) + 1) * self._flow.ns_per_byte
+        )
 
     def mean_in_flight(self, now: int) -> float:
         """Return the mean number of transfers in flight over the time from zero to `now`."""
@@ -159,13 +168,15 @@ class TierRules:
     `gib`             its size in GiB
     `bandwidth_gb_s`  10^9 bytes a second, which all transfers in flight share
     `latency_s`       seconds before the first byte of a transfer
-    `write`           through: a block is written once the tier above has it; back: once the tier above gives it up, and
-                      a load takes it out again; second_hit: at its second use in the device's memory
-    `load`            blocking: a request waits for all that it loads; layerwise: its prefill follows the load layer by
-                      layer
+    `write`           through: a block is written once the tier above has it; back: once the tier
+                      above gives it up, and a load takes it out again; second_hit: at its second
+                      use in the device's memory
+    `load`            blocking: a request waits for all that it loads; layerwise: its prefill
+                      follows the load layer by layer
     `high`            share of the size above which room is made
     `low`             share of the size down to which room is made
-    `action`          how room is made: evict, demote to the next tier, or quantise what was used longest ago
+    `action`          how room is made: evict, demote to the next tier, or quantise what was used
+                      longest ago
     `quantise_to`     fp8 or int4; quantise only; answers change
     """
 
@@ -183,7 +194,9 @@ class TierRules:
         """Raise ValueError for invalid settings; `path` is their key."""
         positive(f"{path}.gib", self.gib)
         if not self.bandwidth_gb_s > 0:  # may be infinite
-            raise ValueError(f"{path}.bandwidth_gb_s={self.bandwidth_gb_s}: expected a number above zero")
+            raise ValueError(
+                f"{path}.bandwidth_gb_s={self.bandwidth_gb_s}: expected a number above zero"
+            )
         not_negative(f"{path}.latency_s", self.latency_s)
         one_of(f"{path}.write", self.write, WRITES)
         one_of(f"{path}.load", self.load, LOADS)
@@ -191,11 +204,15 @@ class TierRules:
         if not 0 < self.high <= 1:
             raise ValueError(f"{path}.high={self.high}: expected a share above 0 and up to 1")
         if not 0 <= self.low <= self.high:
-            raise ValueError(f"{path}.low={self.low}: expected a share from 0 to {path}.high={self.high}")
+            raise ValueError(
+                f"{path}.low={self.low}: expected a share from 0 to {path}.high={self.high}"
+            )
         if self.action == "quantise":
             one_of(f"{path}.quantise_to", self.quantise_to or "null", FORMAT_BITS)
         elif self.quantise_to is not None:
-            raise ValueError(f"{path}.quantise_to={self.quantise_to} with {path}.action={self.action}: expected null")
+            raise ValueError(
+                f"{path}.quantise_to={self.quantise_to} with {path}.action={self.action}: expected null"
+            )
 
     @property
     def num_bytes(self) -> int:
@@ -213,7 +230,8 @@ class TierRules:
         return self.write == "back"
 
     def least_bytes(self, num_bytes: int, itemsize: int) -> int:
-        """Return the bytes of a block once quantised, without scales; its numbers have `itemsize` bytes."""
+        """Return the bytes of a block once quantised, without scales; its numbers have `itemsize`
+        bytes."""
         if self.quantise_to is None:
             return num_bytes
         return -(-num_bytes * FORMAT_BITS[self.quantise_to] // (8 * itemsize))
@@ -244,7 +262,8 @@ class TierCounts:
 class Tier:
     """Blocks within a capacity in bytes. A block being written takes space and cannot be matched.
 
-    A block being read is pinned: it can be matched, but not evicted. `used` never exceeds `capacity`.
+    A block being read is pinned: it can be matched, but not evicted. `used` never exceeds
+    `capacity`.
     """
 
     def __init__(self, name: str, rules: TierRules, block_bytes: int, small_bytes: int) -> None:
@@ -269,12 +288,18 @@ class Tier:
 
     def bytes_of(self, key: Key) -> int:
         """Return the bytes of a stored block."""
-        return self.small_bytes if key in self._small or key in self._pinned_small else self.block_bytes
+        return (
+            self.small_bytes
+            if key in self._small or key in self._pinned_small
+            else self.block_bytes
+        )
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ------------------------------------------------------------------------------------------------------
 
     def reserve(self, key: Key) -> list[Key] | None:
-        """Reserve space for a block to be written; returns the evicted blocks, None where space is short."""
+        """Reserve space for a block to be written; returns the evicted blocks, None where space is
+        short."""
         evictable = len(self._full) * self.block_bytes + len(self._small) * self.small_bytes
         if self.used - evictable + self.block_bytes > self._high:
             self.counts.refused += 1
@@ -288,14 +313,17 @@ class Tier:
         return evicted
 
     def _shrink(self, target: int, evicted: list[Key]) -> None:
-        """Quantise, then evict, least recently used blocks, until `target` bytes remain or all others are in use."""
+        """Quantise, then evict, least recently used blocks, until `target` bytes remain or all
+        others are in use."""
         while self.rules.action == "quantise" and self.used > target and self._full:
             key, _ = self._full.popitem(last=False)
             self._small[key] = None
             self.used -= self.block_bytes - self.small_bytes
             self.counts.quantised += 1
         while self.used > target and (self._small or self._full):
-            blocks, size = (self._small, self.small_bytes) if self._small else (self._full, self.block_bytes)
+            blocks, size = (
+                (self._small, self.small_bytes) if self._small else (self._full, self.block_bytes)
+            )
             evicted.append(blocks.popitem(last=False)[0])
             self.used -= size
 
@@ -306,7 +334,8 @@ class Tier:
             self._full[key] = None
             self.counts.written += 1
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading
+    # ------------------------------------------------------------------------------------------------------
 
     def touch(self, key: Key) -> None:
         """Count a use of a block, if it is stored."""
@@ -326,7 +355,8 @@ class Tier:
             self.counts.loaded_small += key in self._pinned_small
 
     def unpin(self, keys: Iterable[Key]) -> None:
-        """Undo one `pin` of each key; the last one becomes the most recently used. An exclusive tier removes them."""
+        """Undo one `pin` of each key; the last one becomes the most recently used. An exclusive
+        tier removes them."""
         for key in keys:
             self._pins[key] -= 1
             if self._pins[key]:
@@ -344,11 +374,17 @@ class Tier:
         """Recount from scratch; slow, for tests."""
         small = len(self._small) + len(self._pinned_small)
         full = len(self._full) + len(self._pins) - len(self._pinned_small) + len(self._writing)
-        assert self.used == small * self.small_bytes + full * self.block_bytes, "bytes are miscounted"
+        assert self.used == small * self.small_bytes + full * self.block_bytes, (
+            "bytes are miscounted"
+        )
         assert 0 <= self.used <= self.peak <= self.capacity, "above its capacity"
         counts, stored = self.counts, small + full - len(self._writing)
-        assert counts.written - counts.evicted - counts.demoted - counts.taken == stored, "block counts disagree"
-        assert not self._pins.keys() & (self._full.keys() | self._small.keys()), "a pinned block is evictable"
+        assert counts.written - counts.evicted - counts.demoted - counts.taken == stored, (
+            "block counts disagree"
+        )
+        assert not self._pins.keys() & (self._full.keys() | self._small.keys()), (
+            "a pinned block is evictable"
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -393,9 +429,11 @@ class LoadNote:
 
 
 def overlapped(load_ns: int, compute_ns: int, layers: int) -> int:
-    """Return the nanoseconds of a step whose `layers` equal layers each wait for an equal part of a load.
+    """Return the nanoseconds of a step whose `layers` equal layers each wait for an equal part of a
+    load.
 
-    The first layer begins when its part has arrived; the last one finishes its work after the last part.
+    The first layer begins when its part has arrived; the last one finishes its work after the last
+    part.
     """
     if not load_ns:
         return compute_ns
@@ -418,13 +456,16 @@ class Tiers:
         self._stored: list[Key] = []  # stored by the step that is running
         self._evicted: list[Key] = []  # evicted from the device and not yet written
         self._ended: list[Load] = []
-        self._uses: dict[Key, int] = {}  # of blocks in the device's memory, where a tier counts them
+        self._uses: dict[
+            Key, int
+        ] = {}  # of blocks in the device's memory, where a tier counts them
         self._counts_uses = any(tier.rules.write == "second_hit" for tier in tiers)
 
     def __len__(self) -> int:
         return len(self.tiers)
 
-    # -- what the device does -----------------------------------------------------------------------------------------
+    # -- what the device does
+    # -----------------------------------------------------------------------------------------
 
     def published(self, key: Key) -> None:
         """Note that the step being scheduled stores a block in the device's memory."""
@@ -436,7 +477,8 @@ class Tiers:
         self._uses.pop(key, None)
 
     def used(self, keys: Sequence[Key], now: int) -> None:
-        """Count a reuse of blocks that the device stores or loads: the first blocks of a prompt, in order."""
+        """Count a reuse of blocks that the device stores or loads: the first blocks of a prompt, in
+        order."""
         for tier in self.tiers:
             for key in reversed(keys):  # the end of a prompt is evicted first
                 tier.touch(key)
@@ -462,7 +504,8 @@ class Tiers:
                 self._write(0, evicted, now)
 
     def advance(self, now: int) -> None:
-        """Process transfers that have ended by now, and write the blocks that the previous step stored."""
+        """Process transfers that have ended by now, and write the blocks that the previous step
+        stored."""
         self._collect(now)
         self.settle(now)
         if self._stored:
@@ -471,12 +514,15 @@ class Tiers:
             if self.tiers[0].rules.write == "through":
                 self._write(0, stored[::-1], now)
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ------------------------------------------------------------------------------------------------------
 
     def _write(self, number: int, keys: Sequence[Key], now: int) -> None:
-        """Write blocks to a tier in one transfer; blocks evicted for them go to the next tier or are lost.
+        """Write blocks to a tier in one transfer; blocks evicted for them go to the next tier or
+        are lost.
 
-        The last keys count as the most recently used, and are written where space does not suffice for all.
+        The last keys count as the most recently used, and are written where space does not suffice
+        for all.
         """
         tier = self.tiers[number]
         begun: list[Key] = []
@@ -490,7 +536,9 @@ class Tiers:
             # demoted blocks are written to the next tier, unless it has them
             counts, moved = self.tiers[number].counts, []
             if self.tiers[number].rules.action == "demote":
-                moved = [key for key in evicted if not self.tiers[number + 1].stores_or_receives(key)]
+                moved = [
+                    key for key in evicted if not self.tiers[number + 1].stores_or_receives(key)
+                ]
             counts.demoted += len(moved)
             counts.evicted += len(evicted) - len(moved)
             if moved:
@@ -515,20 +563,32 @@ class Tiers:
         if below < len(self.tiers) and self.tiers[below].rules.write == "through":
             self._write(below, keys, now)
 
-    # -- loading ------------------------------------------------------------------------------------------------------
+    # -- loading
+    # ------------------------------------------------------------------------------------------------------
 
     def holder(self, key: Key, depth: int) -> int | None:
-        """Return the number of the first of `depth` tiers that stores a block; None where none does."""
+        """Return the number of the first of `depth` tiers that stores a block; None where none
+        does."""
         for number in range(depth):
             if key in self.tiers[number]:
                 return number
         return None
 
     def load(self, keys: Sequence[Key], now: int) -> Load:
-        """Load blocks, in order, each from the first tier that stores it, with one transfer per tier."""
+        """Load blocks, in order, each from the first tier that stores it, with one transfer per
+        tier."""
         by_tier = self.by_tier(keys)
-        num_bytes = {number: self.bytes_of(number, tier_keys) for number, tier_keys in by_tier.items()}
-        load = Load(by_tier, num_bytes, now, 1 + max(by_tier), self.are_layerwise(by_tier), pending=len(by_tier))
+        num_bytes = {
+            number: self.bytes_of(number, tier_keys) for number, tier_keys in by_tier.items()
+        }
+        load = Load(
+            by_tier,
+            num_bytes,
+            now,
+            1 + max(by_tier),
+            self.are_layerwise(by_tier),
+            pending=len(by_tier),
+        )
         for number, tier_keys in by_tier.items():
             self.tiers[number].pin(tier_keys)
             self.loaded_bytes[number] += num_bytes[number]
@@ -539,11 +599,14 @@ class Tiers:
         return load
 
     def are_layerwise(self, numbers: Iterable[int]) -> bool:
-        """Whether a step can follow a load from these tiers layer by layer, which each of them must allow."""
+        """Whether a step can follow a load from these tiers layer by layer, which each of them must
+        allow."""
         return all(self.tiers[number].rules.load == "layerwise" for number in numbers)
 
     def _complete_read(self, number: int, load: Load, transfer: Transfer) -> None:
-        self.tiers[number].unpin(reversed(load.keys[number]))  # the end of a prompt is evicted first
+        self.tiers[number].unpin(
+            reversed(load.keys[number])
+        )  # the end of a prompt is evicted first
         load.pending -= 1
         load.ended_at = max(load.ended_at, transfer.ends_at)
         if not load.pending:
@@ -569,7 +632,9 @@ class Tiers:
 
     def load_ends_at(self, load: Load) -> int:
         """Return when a load ends if no further transfer begins before."""
-        return max(self.links[number].ends_at(transfer) for number, transfer in load.transfers.items())
+        return max(
+            self.links[number].ends_at(transfer) for number, transfer in load.transfers.items()
+        )
 
     def check(self) -> None:
         """Recount every tier from scratch; slow, for tests."""

@@ -1,4 +1,5 @@
-"""Token ids of a prompt as slices of the arrays, or of the runs, that a workload's requests share."""
+"""Token ids of a prompt as slices of the arrays, or of the runs, that a workload's requests
+share."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ Tokens = NDArray[np.int32]
 
 
 class IdRun:
-    """Token ids at equal distances, int32: `first`, `first + step` and so on, made as an array where they are read.
+    """Token ids at equal distances, int32: `first`, `first + step` and so on, made as an array
+    where they are read.
 
-    Contents that a log knows by their hashes have consecutive ids, and an unknown answer repeats one id.
+    Contents that a log knows by their hashes have consecutive ids, and an unknown answer repeats
+    one id.
     """
 
     __slots__ = ("first", "length", "step")
@@ -71,7 +74,9 @@ class BlockWeights:
     """
 
     def __init__(self, size: int) -> None:
-        self.each: NDArray[np.uint64] = np.random.default_rng(size).integers(2**64, size=size, dtype=np.uint64)
+        self.each: NDArray[np.uint64] = np.random.default_rng(size).integers(
+            2**64, size=size, dtype=np.uint64
+        )
         self.each |= np.uint64(1)
         self.total: np.uint64 = self.each.sum()
         self.ramp: np.uint64 = (np.arange(size, dtype=np.uint64) * self.each).sum()
@@ -87,7 +92,9 @@ class TokenString:
 
     __slots__ = ("arrays", "ends", "shifts")
 
-    def __init__(self, arrays: tuple[TokenIds, ...], ends: tuple[int, ...], shifts: tuple[int, ...]) -> None:
+    def __init__(
+        self, arrays: tuple[TokenIds, ...], ends: tuple[int, ...], shifts: tuple[int, ...]
+    ) -> None:
         self.arrays, self.ends, self.shifts = arrays, ends, shifts
 
     def __len__(self) -> int:
@@ -121,7 +128,9 @@ class TokenString:
             index, array = self.shifts[number] + start, self.arrays[number]
             if isinstance(array, IdRun):
                 if length == 1:
-                    return (array.first + index * array.step).to_bytes(4, sys.byteorder, signed=True)
+                    return (array.first + index * array.step).to_bytes(
+                        4, sys.byteorder, signed=True
+                    )
                 return array.array(index, index + length).tobytes()
             ids: np.generic | Tokens = array[index if length == 1 else slice(index, index + length)]
             return ids.tobytes()  # one token is a number, which takes half the time of an array
@@ -171,12 +180,15 @@ class TokenString:
         return most
 
     def weighted_sums(self, start: int, count: int, weights: BlockWeights) -> NDArray[np.uint64]:
-        """Return the sum of the weighted ids, modulo 2^64, of each of `count` blocks from `start` on."""
+        """Return the sum of the weighted ids, modulo 2^64, of each of `count` blocks from `start`
+        on."""
         size = len(weights.each)
         blocks = self.cut(start, start + count * size)
         runs = [ids for ids in blocks.arrays if isinstance(ids, IdRun)]
         if len(runs) < len(blocks.arrays):
-            return blocks.array().reshape(count, size).astype(np.int64).view(np.uint64) @ weights.each
+            return (
+                blocks.array().reshape(count, size).astype(np.int64).view(np.uint64) @ weights.each
+            )
         # a run's ids are those of a line, and a block inside it takes one product
         if len(runs) == 1 and runs[0].step == 1:
             begin = runs[0].first + blocks.shifts[0]
@@ -184,7 +196,9 @@ class TokenString:
             each *= weights.total
             each += weights.ramp
             return each
-        at_zero = [run.first + shift * run.step for run, shift in zip(runs, blocks.shifts, strict=True)]
+        at_zero = [
+            run.first + shift * run.step for run, shift in zip(runs, blocks.shifts, strict=True)
+        ]
         begins = np.arange(0, count * size, size)
         ends = np.array(blocks.ends)
         number = ends.searchsorted(begins, side="right")
@@ -201,7 +215,8 @@ EMPTY = TokenString((), (), ())
 
 
 def string_of(arrays: Iterable[TokenIds]) -> TokenString:
-    """Join arrays, int32 and contiguous, and runs; a run that continues the one before it extends it."""
+    """Join arrays, int32 and contiguous, and runs; a run that continues the one before it extends
+    it."""
     nonempty: list[TokenIds] = []
     ends: list[int] = []
     shifts: list[int] = []
@@ -224,7 +239,11 @@ def string_of(arrays: Iterable[TokenIds]) -> TokenString:
 
 def continues(ids: TokenIds, behind: TokenIds) -> bool:
     """Whether both are runs of consecutive ids, and the second begins where the first ends."""
-    if not isinstance(ids, IdRun) or not isinstance(behind, IdRun) or not ids.step == behind.step == 1:
+    if (
+        not isinstance(ids, IdRun)
+        or not isinstance(behind, IdRun)
+        or not ids.step == behind.step == 1
+    ):
         return False
     return ids.first + ids.length == behind.first
 
@@ -240,7 +259,8 @@ _CHUNK = 1 << 18  # lengths that are converted at once: all of a long log as 64 
 
 
 def sums_before(lengths: NDArray[np.integer], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of the lengths before each index, as int64; indexes go up to the number of lengths."""
+    """Return the sum of the lengths before each index, as int64; indexes go up to the number of
+    lengths."""
     bounds, places = np.unique(indexes, return_inverse=True)
     sums, total = np.zeros(len(bounds), dtype=np.int64), 0
     for start in range(0, len(lengths) + 1, _CHUNK):

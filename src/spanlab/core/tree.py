@@ -1,8 +1,9 @@
 """A forest of token prefixes: finds the longest stored prefix of a prompt.
 
-An edge is used and evicted in one of two ways. With `block_size` alone, it is used and evicted as a whole (radix).
-With `fixed_blocks`, its blocks are used and evicted one by one, as in a table of blocks by hash chain. An edge then
-is a run of blocks that were stored and used together, so that a long prompt costs as much as a short one.
+An edge is used and evicted in one of two ways. With `block_size` alone, it is used and evicted as a
+whole (radix). With `fixed_blocks`, its blocks are used and evicted one by one, as in a table of
+blocks by hash chain. An edge then is a run of blocks that were stored and used together, so that a
+long prompt costs as much as a short one.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ from spanlab.core.token_string import EMPTY, TokenString, string_of
 class CacheSpan(NamedTuple):
     """Prompt tokens `[start, stop)`, stored as one entry.
 
-    `independent`  a span that the workload marks as independent of the text before it; else ordered text
+    `independent`  a span that the workload marks as independent of the text before it; else ordered
+                   text
     `tokens`       their ids
     `parent_hash`  digest of the context that their KV depends on; empty without such a context
-    `context`      number of tokens from the prompt's beginning that they attend to; `start`: all tokens before them
-    `exact`        the entry under this key equals what computing it here, in full view of the prompt, would give
+    `context`      number of tokens from the prompt's beginning that they attend to; `start`: all
+                   tokens before them
+    `exact`        the entry under this key equals what computing it here, in full view of the
+                   prompt, would give
     `storable`     False where their KV depends on more than tokens, so that it must not be matched
     """
 
@@ -65,9 +69,11 @@ class TokenRun(NamedTuple):
 
 
 def token_runs(request: Request) -> list[TokenRun]:
-    """Return the prompt's independent spans and the runs of ordered text between them, without empty ones.
+    """Return the prompt's independent spans and the runs of ordered text between them, without
+    empty ones.
 
-    The last token is always ordered text: the output starts from it, so it must attend to the whole prompt.
+    The last token is always ordered text: the output starts from it, so it must attend to the whole
+    prompt.
     """
     runs: list[TokenRun] = []
     position = 0
@@ -95,12 +101,14 @@ def whole(request: Request) -> tuple[CacheSpan, ...]:
 
 
 def isolated(request: Request) -> tuple[CacheSpan, ...]:
-    """Compute independent spans alone, each like a prompt; ordered text attends to all tokens before it."""
+    """Compute independent spans alone, each like a prompt; ordered text attends to all tokens
+    before it."""
     return _cut_prompt(request, b"", 0)
 
 
 def conditioned(request: Request) -> tuple[CacheSpan, ...]:
-    """Let independent spans attend to the prompt's opening text, not to each other (APE, arXiv 2502.05431)."""
+    """Let independent spans attend to the prompt's opening text, not to each other (APE, arXiv
+    2502.05431)."""
     head = next(iter(token_runs(request)), None)
     if head is None or head.independent:
         return isolated(request)
@@ -108,7 +116,8 @@ def conditioned(request: Request) -> tuple[CacheSpan, ...]:
 
 
 def _cut_prompt(request: Request, parent_hash: bytes, context: int) -> tuple[CacheSpan, ...]:
-    """Return cache spans; independent ones have the hash `parent_hash` and attend to `context` tokens.
+    """Return cache spans; independent ones have the hash `parent_hash` and attend to `context`
+    tokens.
 
     The parent hash of ordered text covers all text before it and its span boundaries: with other
     boundaries, the same tokens have other KV.
@@ -116,24 +125,31 @@ def _cut_prompt(request: Request, parent_hash: bytes, context: int) -> tuple[Cac
     cache_spans, before = [], blake2b(parent_hash, digest_size=16)
     for start, stop, independent, tokens in token_runs(request):
         if independent:
-            cache_spans.append(CacheSpan(start, stop, True, tokens, parent_hash, context, exact=start == context))
+            cache_spans.append(
+                CacheSpan(start, stop, True, tokens, parent_hash, context, exact=start == context)
+            )
         else:
-            cache_spans.append(CacheSpan(start, stop, False, tokens, before.digest() if start else b"", start))
+            cache_spans.append(
+                CacheSpan(start, stop, False, tokens, before.digest() if start else b"", start)
+            )
         before.update(b"%d,%d:" % (independent, stop - start))
         before.update(tokens.tobytes())
     return tuple(cache_spans)
 
 
 def composable(request: Request) -> tuple[CacheSpan, ...]:
-    """As `isolated`, for models with recurrent layers: a span stores a map of the state, text stores states.
+    """As `isolated`, for models with recurrent layers: a span stores a map of the state, text
+    stores states.
 
-    Spans have a separate parent hash, so that a document that begins a prompt as ordered text is another entry.
+    Spans have a separate parent hash, so that a document that begins a prompt as ordered text is
+    another entry.
     """
     return _cut_prompt(request, b"span", 0)
 
 
 def as_seen(request: Request) -> tuple[CacheSpan, ...]:
-    """Store independent spans as first computed, behind the text of their first prompt (LMCache's chunks).
+    """Store independent spans as first computed, behind the text of their first prompt (LMCache's
+    chunks).
 
     They have a separate parent hash, so that no other layout matches them. Text behind such a span
     depends on a donor that no token identifies, and is not stored. It has a separate parent hash
@@ -143,7 +159,11 @@ def as_seen(request: Request) -> tuple[CacheSpan, ...]:
     for start, stop, independent, tokens in token_runs(request):
         parent_hash = b"as seen" if independent else b"behind" if start else b""
         storable = independent or not start
-        cache_spans.append(CacheSpan(start, stop, independent, tokens, parent_hash, start, not independent, storable))
+        cache_spans.append(
+            CacheSpan(
+                start, stop, independent, tokens, parent_hash, start, not independent, storable
+            )
+        )
     return tuple(cache_spans)
 
 
@@ -165,15 +185,18 @@ def repeats(cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
 
 
 def without_tails(layout: Layout) -> Layout:
-    """Return the same layout without storing text behind a span, for repairs that no parent hash identifies.
+    """Return the same layout without storing text behind a span, for repairs that no parent hash
+    identifies.
 
-    Such text has attended to rows that another request, with the same parent hash, would have computed elsewhere.
+    Such text has attended to rows that another request, with the same parent hash, would have
+    computed elsewhere.
     """
 
     def cut(request: Request) -> tuple[CacheSpan, ...]:
         cache_spans = layout(request)
         first = next(
-            (index for index, cache_span in enumerate(cache_spans) if cache_span.independent), len(cache_spans)
+            (index for index, cache_span in enumerate(cache_spans) if cache_span.independent),
+            len(cache_spans),
         )
         behind = (
             cache_span if cache_span.independent else cache_span._replace(storable=False)
@@ -184,17 +207,33 @@ def without_tails(layout: Layout) -> Layout:
     return cut
 
 
-LAYOUTS: dict[str, Layout] = {"whole": whole, "isolated": isolated, "conditioned": conditioned, "as_seen": as_seen}
+LAYOUTS: dict[str, Layout] = {
+    "whole": whole,
+    "isolated": isolated,
+    "conditioned": conditioned,
+    "as_seen": as_seen,
+}
 
 
 class State:
-    """A stored recurrent state: the state of all layers after the first `position` tokens of its node's path.
+    """A stored recurrent state: the state of all layers after the first `position` tokens of its
+    node's path.
 
     In the tree of an independent span it is a map of states instead. `node` is None once it is
     removed from the store.
     """
 
-    __slots__ = ("created", "in_heap", "locks", "node", "num_bytes", "position", "serial", "used", "uses")
+    __slots__ = (
+        "created",
+        "in_heap",
+        "locks",
+        "node",
+        "num_bytes",
+        "position",
+        "serial",
+        "used",
+        "uses",
+    )
 
     def __init__(self, position: int, node: Node, serial: int, now: int, num_bytes: int) -> None:
         self.position, self.serial, self.num_bytes = position, serial, num_bytes
@@ -210,12 +249,14 @@ def position_of(state: State) -> int:
 
 
 class Node:
-    """Tokens `[start, depth)` of a prefix, and the recurrent states at positions in `(start, depth]`.
+    """Tokens `[start, depth)` of a prefix, and the recurrent states at positions in `(start,
+    depth]`.
 
     `key`     its first block as bytes, its key among its parent's children
     `states`  by position, increasing
     `lost`    positions whose state was stored once and has been removed, increasing
-    `locks`   users of this node and of everything below it, so a locked node's ancestors are locked too
+    `locks`   users of this node and of everything below it, so a locked node's ancestors are locked
+              too
     """
 
     __slots__ = (
@@ -236,7 +277,14 @@ class Node:
     )
 
     def __init__(
-        self, key: bytes, edge: TokenString, start: int, depth: int, parent: Node | None, serial: int, now: int
+        self,
+        key: bytes,
+        edge: TokenString,
+        start: int,
+        depth: int,
+        parent: Node | None,
+        serial: int,
+        now: int,
     ) -> None:
         self.key, self.edge, self.start, self.depth = key, edge, start, depth
         self.parent, self.serial = parent, serial
@@ -255,7 +303,8 @@ class Node:
             node = node.parent
 
     def deepest_state(self, limit: int) -> State | None:
-        """Return the deepest state of this path at a position up to `limit`; None where there is none."""
+        """Return the deepest state of this path at a position up to `limit`; None where there is
+        none."""
         node: Node | None = self
         while node is not None:
             if node.states:
@@ -266,7 +315,8 @@ class Node:
         return None
 
     def deepest_loss(self, above: int, limit: int) -> int:
-        """Return the deepest position of this path in (above, limit] whose state was removed, else `above`."""
+        """Return the deepest position of this path in (above, limit] whose state was removed, else
+        `above`."""
         node: Node | None = self
         while node is not None and node.depth > above:
             within = bisect_right(node.lost, limit)
@@ -301,7 +351,8 @@ def _unlocked_on(node: Node, depth: int) -> int:
 
 
 class Watcher(Protocol):
-    """An observer that keeps data for each node, such as device memory, and must follow changes of the tree."""
+    """An observer that keeps data for each node, such as device memory, and must follow changes of
+    the tree."""
 
     def split(self, upper: Node, lower: Node) -> None:
         """Note that `upper` has just been split off the top of `lower`."""
@@ -313,7 +364,8 @@ class Watcher(Protocol):
 
 
 class PrefixTree:
-    """Finds and extends prefixes at block granularity, independently of bytes, budgets and eviction.
+    """Finds and extends prefixes at block granularity, independently of bytes, budgets and
+    eviction.
 
     It counts `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
@@ -328,11 +380,13 @@ class PrefixTree:
         self.watchers: list[Watcher] = []
 
     def new_root(self, name: bytes = b"") -> Node:
-        """Return a new root with the key `name`; prefixes under different roots are never shared."""
+        """Return a new root with the key `name`; prefixes under different roots are never
+        shared."""
         return Node(name, EMPTY, 0, 0, None, 0, 0)
 
     def match(self, start: Node, tokens: TokenString) -> tuple[Node, int]:
-        """Return the deepest node that `tokens` reach from `start`, and the matched length in tokens.
+        """Return the deepest node that `tokens` reach from `start`, and the matched length in
+        tokens.
 
         `tokens` contain those of `start`. The length is less than the node's depth when the match
         ends inside its edge. Changes nothing.
@@ -357,8 +411,13 @@ class PrefixTree:
             child = node.children.get(key := tokens.key(depth, self.block_size))
             if child is None:
                 child = self._add_child(node, key, tokens.cut(depth, stop), now)
-            elif (common := min(tokens.common(depth, child.edge), stop - depth)) < child.depth - depth:
-                lower, child = child, self.split(child, depth + common // self.block_size * self.block_size)
+            elif (
+                common := min(tokens.common(depth, child.edge), stop - depth)
+            ) < child.depth - depth:
+                lower, child = (
+                    child,
+                    self.split(child, depth + common // self.block_size * self.block_size),
+                )
                 if not self.fixed_blocks:
                     lower.used = child.used = now
             node = child
@@ -381,7 +440,9 @@ class PrefixTree:
         that contains them.
         """
         parent, edge, offset = node.parent, node.edge, depth - node.start
-        assert parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
+        assert parent is not None and node.start < depth < node.depth, (
+            "a split lies strictly inside an edge"
+        )
         # the serial number of an edge's part above `depth`; with fixed blocks, of its last block
         if self.fixed_blocks:
             serial = node.serial - self._serials(node.depth - depth)
@@ -412,17 +473,22 @@ class PrefixTree:
         return upper
 
     def end_at(self, node: Node, depth: int) -> Node:
-        """Return the node of a path that ends at `depth`, split off if needed; the path's end if it is higher."""
+        """Return the node of a path that ends at `depth`, split off if needed; the path's end if it
+        is higher."""
         while node.parent is not None and node.start >= depth:
             node = node.parent
         return self.split(node, depth) if node.depth > depth else node
 
     def unit_start(self, node: Node, position: int) -> int:
-        """Return where the unit of eviction that contains a position begins: its block, or the whole edge."""
-        return (position - 1) // self.block_size * self.block_size if self.fixed_blocks else node.start
+        """Return where the unit of eviction that contains a position begins: its block, or the
+        whole edge."""
+        return (
+            (position - 1) // self.block_size * self.block_size if self.fixed_blocks else node.start
+        )
 
     def _serials(self, tokens: int) -> int:
-        """Return how many serial numbers a new edge takes: one per block with fixed blocks, else one."""
+        """Return how many serial numbers a new edge takes: one per block with fixed blocks, else
+        one."""
         return tokens // self.block_size if self.fixed_blocks else 1
 
     def remove(self, node: Node) -> Node:
@@ -440,7 +506,8 @@ class PrefixTree:
 
 
 def take_apart(root: Node) -> None:
-    """Remove all nodes below a root whose tree is no longer used, so that their memory is free at once.
+    """Remove all nodes below a root whose tree is no longer used, so that their memory is free at
+    once.
 
     A node and its children refer to each other, which only a collection would find.
     """
@@ -505,7 +572,8 @@ class EvictionQueue(Generic[T]):
         """Do nothing: removed entries are dropped at the top of the heap."""
 
     def lowest(self) -> tuple[Key, T] | None:
-        """Return (rank, entry) of the lowest rank, which stays queued; None where no entry is evictable."""
+        """Return (rank, entry) of the lowest rank, which stays queued; None where no entry is
+        evictable."""
         heap, rank = self._heap, self._rank
         while heap:
             key, item = heap[0]
@@ -543,7 +611,8 @@ def root_name(key: RootKey) -> bytes:
 
 
 class PrefixIndex(Protocol):
-    """Finds the stored prefix that a cache span may share, and the root under which it is stored."""
+    """Finds the stored prefix that a cache span may share, and the root under which it is
+    stored."""
 
     def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
         """Return the key of a cache span; only cache spans with equal keys may share entries."""
@@ -570,7 +639,8 @@ def _shared_key(request: Request, cache_span: CacheSpan) -> RootKey:
 
 
 class SharedIndex:
-    """One root per salt and parent hash: equal tokens with equal parent hashes share their nodes."""
+    """One root per salt and parent hash: equal tokens with equal parent hashes share their
+    nodes."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree

@@ -63,13 +63,15 @@ from spanlab_kernels.blocks import angle_table
 _SPARE_PAGES = 1
 
 Work = Callable[[], Tensor]
-"""work() -> logits of all rows from the transferred inputs; may be called again after new inputs replace them."""
+"""work() -> logits of all rows from the transferred inputs; may be called again after new inputs
+replace them."""
 
 
 class Prepare(Protocol):
     """Adds the inputs of a forward to a transfer; returns a graph key and the work.
 
-    With `for_replay` the launches of the work may depend only on input addresses and the key, not on input values.
+    With `for_replay` the launches of the work may depend only on input addresses and the key, not
+    on input values.
     """
 
     def __call__(
@@ -101,7 +103,8 @@ def run_eager(key: Hashable, work: Work) -> Tensor:
 
 
 class CudaGraphs:
-    """Captures the work of each key once and replays it; graphs share one memory pool, since one runs at a time.
+    """Captures the work of each key once and replays it; graphs share one memory pool, since one
+    runs at a time.
 
     Work advances recurrent states, so each call runs it exactly once: first eagerly, later by
     replay. A capture does not execute it.
@@ -126,7 +129,9 @@ class CudaGraphs:
         return out
 
     def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        from spanlab_kernels.attention.kernel import forget_lists  # imports Triton, which a CPU does not need
+        from spanlab_kernels.attention.kernel import (
+            forget_lists,
+        )  # imports Triton, which a CPU does not need
 
         forget_lists()
         graph = torch.cuda.CUDAGraph()
@@ -137,12 +142,15 @@ class CudaGraphs:
 
 
 class Padded:
-    """Pads forwards to powers of two of rows and spans. Padding rows read and write a reserved page.
+    """Pads forwards to powers of two of rows and spans. Padding rows read and write a reserved
+    page.
 
     `replay`  runs the work of a forward
     """
 
-    def __init__(self, device: torch.device, pages: PageTable, pool: PagePool, replay: Replay) -> None:
+    def __init__(
+        self, device: torch.device, pages: PageTable, pool: PagePool, replay: Replay
+    ) -> None:
         self._device, self._replay = device, replay
         spare = pool.allocate(_SPARE_PAGES)
         self._slot, self._spare = int(spare[0]) * pool.shape.page_size, PageList(pages, spare)
@@ -153,7 +161,9 @@ class Padded:
         rows = pad_rows(tails, self._slot, self._spare.start)
         size = len(rows.slots), len(rows.independent)
         if size not in self._buffers:
-            room = max(MIN_BYTES, 256 * sum(size))  # several int64 arrays per row and span, with alignment
+            room = max(
+                MIN_BYTES, 256 * sum(size)
+            )  # several int64 arrays per row and span, with alignment
             self._buffers[size] = torch.empty(room, dtype=torch.uint8, device=self._device)
         transfer = TransferBatch(self._device, self._buffers[size])
         key, work = prepare(rows, transfer, for_replay=True)
@@ -163,10 +173,13 @@ class Padded:
 
 
 def pad_rows(tails: TailRows, slot: int, page: int) -> TailRows:
-    """Decode rows and spans, padded to the next power of two; padding rows have token 0 and use one slot and page."""
+    """Decode rows and spans, padded to the next power of two; padding rows have token 0 and use one
+    slot and page."""
     more = _next_power(len(tails.slots)) - len(tails.slots)
     spans, none = len(tails.independent) + more, np.zeros(more, np.int64)
-    groups = _with_spans(joined([tails.groups, _padding_rows(more, page)]), _next_power(spans) - spans)
+    groups = _with_spans(
+        joined([tails.groups, _padding_rows(more, page)]), _next_power(spans) - spans
+    )
     padding = np.zeros(len(groups.of_span.index) - len(tails.independent), bool)
     return TailRows(
         np.concatenate([tails.ids, none]),
@@ -186,14 +199,18 @@ def _padding_rows(count: int, page: int) -> GroupArrays:
 def _with_spans(groups: GroupArrays, more: int) -> GroupArrays:
     """Append empty spans that no group reads."""
     none = np.zeros(more, np.int64)
-    return groups._replace(of_span=Spans(*(np.concatenate([values, none]) for values in groups.of_span)))
+    return groups._replace(
+        of_span=Spans(*(np.concatenate([values, none]) for values in groups.of_span))
+    )
 
 
 def _next_power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def new_decoder(decode: str, device: torch.device, pages: PageTable, pool: PagePool) -> Plain | Padded:
+def new_decoder(
+    decode: str, device: torch.device, pages: PageTable, pool: PagePool
+) -> Plain | Padded:
     """The launch mode `engine.decode` of decode-only forwards."""
     if decode == PLAIN:
         return Plain(device)
@@ -209,7 +226,8 @@ def spare_pages(decode: str) -> int:
 # Durations of the phases of a step on the device that computes them.
 # ------------------------------------------------------------------------------
 
-#: Seconds of one step by phase. Each forward counts as the first phase below `copy_s` that applies to it.
+#: Seconds of one step by phase. Each forward counts as the first phase below `copy_s` that applies
+#: to it.
 PHASES = (
     "plan_s",  # since the previous step: storing, records, scheduling
     "copy_s",  # outside forwards: span copies, rotation, copy-on-write, loads of states, application of maps
@@ -238,9 +256,11 @@ class HostClock:
 
 
 class StreamClock:
-    """Clock for asynchronous work of a CUDA stream, by events around each phase; idle time of the stream counts.
+    """Clock for asynchronous work of a CUDA stream, by events around each phase; idle time of the
+    stream counts.
 
-    Only `seconds` synchronizes, and usually without waiting, because the tokens have been read by then.
+    Only `seconds` synchronizes, and usually without waiting, because the tokens have been read by
+    then.
     """
 
     def __init__(self) -> None:
@@ -301,7 +321,12 @@ class Forwards:
         decode: str,
         prefill: str,
     ) -> None:
-        self._context, self._memory, self._packer, self._request_states = context, memory, packer, request_states
+        self._context, self._memory, self._packer, self._request_states = (
+            context,
+            memory,
+            packer,
+            request_states,
+        )
         self._device = context.model.device
         self._decodes: DecodeRows | None = None
         self._launch = Plain(self._device)
@@ -315,7 +340,8 @@ class Forwards:
         decodes: list[ScheduledSequence],
         times: int,
     ) -> tuple[list[DueToken], Tensor]:
-        """Compute chunks and `times` tokens per decode; return the tokens to sample and their logits.
+        """Compute chunks and `times` tokens per decode; return the tokens to sample and their
+        logits.
 
         `repaired`  by chunk: prompt positions that a repair recomputes, or None
         """
@@ -323,7 +349,10 @@ class Forwards:
             chunk_rows(self._request_states[chunk.sequence], chunk, positions)
             for chunk, positions in zip(chunks, repaired, strict=True)
         ]
-        sequences, logits_counts = [chunk.sequence for chunk in chunks], [int(chunk.last) for chunk in chunks]
+        sequences, logits_counts = (
+            [chunk.sequence for chunk in chunks],
+            [int(chunk.last) for chunk in chunks],
+        )
         everyone, all_counts = [*sequences, *decodes], logits_counts + [times] * len(decodes)
         due = [
             DueToken(sequence, sequence.generated + offset)
@@ -333,12 +362,19 @@ class Forwards:
         tails = self._decode_rows(decodes) if times == 1 else None
         if tails is None:
             for sequence in decodes:
-                rows, request_state = self._decode_state_rows(sequence, times), self._request_states[sequence]
+                rows, request_state = (
+                    self._decode_state_rows(sequence, times),
+                    self._request_states[sequence],
+                )
                 parts.append(cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop))
             sequences, logits_counts = everyone, all_counts
         states = self._state_rows(chunks, decodes, times)
         prepare = partial(self._prepared, sequences, parts, logits_counts, states)
-        logits = self._launch.run(tails, prepare) if tails is None or parts else self._decoder.run(tails, prepare)
+        logits = (
+            self._launch.run(tails, prepare)
+            if tails is None or parts
+            else self._decoder.run(tails, prepare)
+        )
         if self._memory is not None:
             self._memory.finish()
         return due, logits
@@ -355,7 +391,8 @@ class Forwards:
         for_replay: bool,
         answer: Tokens | None = None,
     ) -> tuple[Hashable, Work]:
-        """Prepare the forward of `parts` and `tails`, see `graphs.Prepare`; `answer` as in `Packer.pack`."""
+        """Prepare the forward of `parts` and `tails`, see `graphs.Prepare`; `answer` as in
+        `Packer.pack`."""
         rows = self._packer.pack(sequences, parts, logits_counts, tails, transfer, answer)
         recur = None
         if self._memory is not None and states:
@@ -379,22 +416,34 @@ class Forwards:
     def _state_rows(
         self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int
     ) -> list[tuple[RunningState, StateRows]]:
-        """States and their rows in chunks and decodes; empty for models without recurrent layers."""
+        """States and their rows in chunks and decodes; empty for models without recurrent
+        layers."""
         if self._memory is None:
             return []
         states = self._request_states
-        rows = [(states[chunk.sequence].running, state_run) for chunk in chunks for state_run in state_rows(chunk)]
-        rows += [(states[sequence].running, self._decode_state_rows(sequence, times)) for sequence in decodes]
+        rows = [
+            (states[chunk.sequence].running, state_run)
+            for chunk in chunks
+            for state_run in state_rows(chunk)
+        ]
+        rows += [
+            (states[sequence].running, self._decode_state_rows(sequence, times))
+            for sequence in decodes
+        ]
         return rows
 
     def _decode_state_rows(self, sequence: ScheduledSequence, times: int) -> StateRows:
-        request_state, start = self._request_states[sequence], sequence.prompt + sequence.generated - 1
+        request_state, start = (
+            self._request_states[sequence],
+            sequence.prompt + sequence.generated - 1,
+        )
         capture_positions = request_state.allocation.captures
         captures = [position for position in capture_positions if start < position <= start + times]
         return StateRows(len(request_state.spans) - 1, start, start + times, captures)
 
     def _decode_rows(self, sequences: list[ScheduledSequence]) -> TailRows | None:
-        """Next rows of decoding sequences; the previous rows are advanced if the sequences are unchanged."""
+        """Next rows of decoding sequences; the previous rows are advanced if the sequences are
+        unchanged."""
         if not sequences:
             self._decodes = None
             return None
@@ -404,13 +453,16 @@ class Forwards:
             self._decodes = DecodeRows(sequences, states, self._context, previous)
         return self._decodes.advance(self._packer.outputs)
 
-    # -- alternative answers ------------------------------------------------------------------------------------------
+    # -- alternative answers
+    # ------------------------------------------------------------------------------------------
 
     def answer_logits(self, sequence: ScheduledSequence, answers: Ordered[Tokens]) -> list[Tensor]:
-        """Logits [tokens − 1, V] of each answer after a prompt, without its first token; for attention-only models.
+        """Logits [tokens − 1, V] of each answer after a prompt, without its first token; for
+        attention-only models.
 
-        The last prompt token predicts the first token. The sequence's pages must still be allocated: keys and values of
-        an alternative answer overwrite those of the known answer, which are restored at the end.
+        The last prompt token predicts the first token. The sequence's pages must still be
+        allocated: keys and values of an alternative answer overwrite those of the known answer,
+        which are restored at the end.
         """
         known = sequence.request.output
         assert known is not None, "the KV of a sampled answer cannot be restored"
@@ -421,10 +473,16 @@ class Forwards:
         model, state, count = self._context.model, self._request_states[sequence], len(answer) - 1
         if not count:
             return torch.empty(0, model.vocab_size)
-        rows = cache_span_rows(state, len(state.spans) - 1, sequence.prompt, sequence.prompt + count)
-        logits = self._launch.run(None, partial(self._prepared, [sequence], [rows], [count], [], answer=answer))
+        rows = cache_span_rows(
+            state, len(state.spans) - 1, sequence.prompt, sequence.prompt + count
+        )
+        logits = self._launch.run(
+            None, partial(self._prepared, [sequence], [rows], [count], [], answer=answer)
+        )
         if not logits.isfinite().all():
-            raise FloatingPointError(f"Model {model.name!r} gave logits that are no finite numbers.")
+            raise FloatingPointError(
+                f"Model {model.name!r} gave logits that are no finite numbers."
+            )
         return logits
 
 
@@ -432,15 +490,18 @@ OnFinished = Callable[[ScheduledSequence, Callable[[Ordered[Tokens]], list[Tenso
 
 
 class Engine:
-    """The real backend: one model, its pools and one policy. Step durations are measured and include host work.
+    """The real backend: one model, its pools and one policy. Step durations are measured and
+    include host work.
 
     `states`     pool of recurrent states, for a model with recurrent layers
     `maps`       pools of span maps, if the policy's rules use maps
     `positions`  maximum length of prompt and output together
     `outputs`    tokens generated so far, by request id
-    `on_finished`  called with each finished sequence and a function that returns logits of alternative answers, see
+    `on_finished`  called with each finished sequence and a function that returns logits of
+                   alternative answers, see
                  `Forwards.answer_logits`; its time counts for no step
-    `at_once`    whether the remaining tokens of known answers are computed in one step while no arrival is due
+    `at_once`    whether the remaining tokens of known answers are computed in one step while no
+                 arrival is due
     `decode`     launch mode of decode-only forwards, see `EngineSettings`
     `prefill`    launch mode of all other forwards, see `EngineSettings`
     `counter`    nanoseconds of a monotonic clock
@@ -477,11 +538,15 @@ class Engine:
         self._tokens = StepTokens(model.name, sampler or Sampler(), self.outputs, on_logits)
         self._on_finished = on_finished
         table = angle_table(model.rotation.frequencies, positions + 1, model.device)
-        self._context = context = AttentionContext(model, pool, PageTable(model.device), table, key_layout)
+        self._context = context = AttentionContext(
+            model, pool, PageTable(model.device), table, key_layout
+        )
         self._copier = Copier(context)
         self._request_states: dict[ScheduledSequence, RequestState] = {}
         packer = Packer(self._request_states, self.outputs, self._copier, model.device)
-        self._forwards = Forwards(context, self.memory, packer, self._request_states, decode, prefill)
+        self._forwards = Forwards(
+            context, self.memory, packer, self._request_states, decode, prefill
+        )
         self._measured = MeasuredRepair(policy.rules.repair, context, packer)
         self.steps = 0
         self._at_once = at_once
@@ -493,7 +558,10 @@ class Engine:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Execute a scheduled step; its duration is measured from the end of the previous step."""
-        began, times = self._counter(), self._steps_ahead(step) if self._at_once and deadline_ns is None else 1
+        began, times = (
+            self._counter(),
+            self._steps_ahead(step) if self._at_once and deadline_ns is None else 1,
+        )
         phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
@@ -505,14 +573,19 @@ class Engine:
         return result
 
     def _steps_ahead(self, step: ScheduledStep) -> int:
-        """Number of tokens per answer that one forward computes: all remaining ones if all answers are known.
+        """Number of tokens per answer that one forward computes: all remaining ones if all answers
+        are known.
 
-        It is limited by memory (`max_repeats`, free pages), and 1 for a step with a prompt chunk or an unknown answer.
-        The policy reserves memory for the tokens after the first once they are computed.
+        It is limited by memory (`max_repeats`, free pages), and 1 for a step with a prompt chunk or
+        an unknown answer. The policy reserves memory for the tokens after the first once they are
+        computed.
         """
         if step.chunks or any(sequence.request.output is None for sequence in step.decodes):
             return 1
-        remaining = min((sequence.request.output_len - sequence.generated for sequence in step.decodes), default=1)
+        remaining = min(
+            (sequence.request.output_len - sequence.generated for sequence in step.decodes),
+            default=1,
+        )
         times, missing = min(remaining, step.max_repeats), 0
         for sequence in step.decodes if times > 1 else ():
             state = self._request_states[sequence]
@@ -521,7 +594,8 @@ class Engine:
         return times if missing <= self.pool.free_pages else 1
 
     def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
-        """Compute a scheduled step, with `times` tokens per decode; return the seconds of its phases."""
+        """Compute a scheduled step, with `times` tokens per decode; return the seconds of its
+        phases."""
         self._clear()
         # allocate pages for blocks that the policy stored during scheduling, in the same order
         if self.policy.stores_when_scheduled:
@@ -533,13 +607,16 @@ class Engine:
         clock = clock_of(self.model.device)
         for index, chunks in enumerate(passes(step, across, repair.measured)):
             clock.run("copy_s", self._copy, chunks)
-            clock.run(phase_of(chunks), self._forward, chunks, step.decodes if index == 0 else [], times)
+            clock.run(
+                phase_of(chunks), self._forward, chunks, step.decodes if index == 0 else [], times
+            )
         self._tokens.read(self.steps)
         self.steps += 1
         return {**dict.fromkeys(PHASES, 0.0), **clock.seconds()}
 
     def completed(self, step: ScheduledStep) -> None:
-        """Register the pages and states that the policy stored; call directly after `Scheduler.complete`."""
+        """Register the pages and states that the policy stored; call directly after
+        `Scheduler.complete`."""
         for chunk in step.chunks:
             request_state = self._request_states[chunk.sequence]
             for index in chunk.work.cache_spans:
@@ -550,14 +627,17 @@ class Engine:
             request_state = self._request_states[sequence]
             if sequence.allocation is None:  # finished; its output may be stored
                 request_state.adopt(len(request_state.spans) - 1)
-            elif request_state.state is not None:  # a state of its output may have been replaced by a newer one
+            elif (
+                request_state.state is not None
+            ):  # a state of its output may have been replaced by a newer one
                 request_state.state.adopt()
 
     def close(self) -> None:
         """Free the memory of finished requests; stored blocks stay."""
         self._clear()
 
-    # -- requests -----------------------------------------------------------------------------------------------------
+    # -- requests
+    # -----------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         """Free the pages of requests that finished or were preempted since the last step."""
@@ -569,9 +649,13 @@ class Engine:
     def _request_state(self, sequence: ScheduledSequence) -> RequestState:
         if sequence not in self._request_states:
             allocation = sequence.allocation
-            assert isinstance(allocation, TreeAllocation), "the engine runs allocations of `tree` only"
+            assert isinstance(allocation, TreeAllocation), (
+                "the engine runs allocations of `tree` only"
+            )
             state = None if self.memory is None else self.memory.begin(allocation)
-            self._request_states[sequence] = RequestState(sequence, allocation, self._context, self.nodes, state)
+            self._request_states[sequence] = RequestState(
+                sequence, allocation, self._context, self.nodes, state
+            )
         return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
@@ -579,22 +663,28 @@ class Engine:
         for chunk in chunks:
             request_state = self._request_state(chunk.sequence)
             begins = chunk.start == chunk.work.start and not self.policy.rules.repair.measured
-            moves += self._copier.moves_before(request_state, chunk, self._repaired(chunk) if begins else None)
+            moves += self._copier.moves_before(
+                request_state, chunk, self._repaired(chunk) if begins else None
+            )
         self._copier.copy(moves)
         if self.memory is not None:
             for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
                 self.memory.load(self._request_states[sequence].running, state_rows(chunk)[0])
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
-        """Prompt positions in a chunk that a repair recomputes, for repairs that do not drop rows between layers."""
+        """Prompt positions in a chunk that a repair recomputes, for repairs that do not drop rows
+        between layers."""
         if not is_repair(chunk):
             return None
         chosen = self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
         return chosen[(chosen >= chunk.work.start) & (chosen < chunk.work.stop)]
 
-    # -- forwards -----------------------------------------------------------------------------------------------------
+    # -- forwards
+    # -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int) -> None:
+    def _forward(
+        self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int
+    ) -> None:
         rule = self.policy.rules.repair
         if not (rule.measured and chunks and is_repair(chunks[0])):
             self._compute(chunks, decodes, times)
@@ -608,6 +698,8 @@ class Engine:
         else:
             self._measured.blend(self._request_state(chunks[0].sequence), chunks[0])
 
-    def _compute(self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int) -> None:
+    def _compute(
+        self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int
+    ) -> None:
         repaired = [self._repaired(chunk) for chunk in chunks]
         self._tokens.choose(*self._forwards.run(chunks, repaired, decodes, times))

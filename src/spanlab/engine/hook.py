@@ -1,4 +1,5 @@
-"""Hooks of a transformers model: its attention, its recurrent layers, row selection, and loading without bars."""
+"""Hooks of a transformers model: its attention, its recurrent layers, row selection, and loading
+without bars."""
 
 from __future__ import annotations
 
@@ -17,23 +18,27 @@ from transformers.utils import logging
 ATTENTION = "spanlab"
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], in the order of packed rows.
+"""attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], in the order
+of packed rows.
 
-Query and key are rotated by the rotations passed to the forward. They may be strided views; their last axis is dense.
-`layer` is an index among attention layers only.
+Query and key are rotated by the rotations passed to the forward. They may be strided views; their
+last axis is dense. `layer` is an index among attention layers only.
 """
 
 Recur = Callable[[int, nn.Module, Tensor], Tensor]
-"""recur(layer, mixer, hidden[1, T, H]) -> out[1, T, H], in the order of packed rows; `mixer` is transformers' module.
+"""recur(layer, mixer, hidden[1, T, H]) -> out[1, T, H], in the order of packed rows; `mixer` is
+transformers' module.
 
 `layer` is an index among recurrent layers only.
 """
 
 Keep = Callable[[int], Tensor | None]
-"""keep(layer) -> indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
+"""keep(layer) -> indices, int64 on the model's device, into the rows that reach `layer` (>= 1);
+None keeps all."""
 
 Projected = Callable[[int, Tensor, Tensor, Tensor], None]
-"""projected(layer, query, key, value): called with the projections of all rows that reach a layer, as in `Attend`."""
+"""projected(layer, query, key, value): called with the projections of all rows that reach a layer,
+as in `Attend`."""
 
 Project = Callable[[int], Projected | None]
 """project(layer >= 1) -> a callback for the layer's projections before `keep` is called, or None.
@@ -44,10 +49,13 @@ The kept rows are projected again when the layer runs.
 
 @dataclass(slots=True)
 class Forward:
-    """Callbacks of one forward, passed through the model's keyword arguments, so that forwards share no state.
+    """Callbacks of one forward, passed through the model's keyword arguments, so that forwards
+    share no state.
 
-    `order`       for each decoder layer, its index among the layers of the same kind, attention or recurrent
-    `row_kwargs`  keyword arguments for the kept rows; the model's loop still passes every layer those of all rows.
+    `order`       for each decoder layer, its index among the layers of the same kind, attention or
+                  recurrent
+    `row_kwargs`  keyword arguments for the kept rows; the model's loop still passes every layer
+                  those of all rows.
     """
 
     attend: Attend
@@ -70,7 +78,9 @@ def register() -> None:
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of a model, both attention and recurrent."""
     layers = model.base_model.layers
-    assert isinstance(layers, nn.ModuleList), "transformers' causal models have a list of decoder layers"
+    assert isinstance(layers, nn.ModuleList), (
+        "transformers' causal models have a list of decoder layers"
+    )
     return layers
 
 
@@ -82,14 +92,25 @@ def hook_rows(model: PreTrainedModel) -> None:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """One layer's attention [1, H, T, D] -> [1, T, Hq, D], with the signature of transformers' interface."""
+    """One layer's attention [1, H, T, D] -> [1, T, Hq, D], with the signature of transformers'
+    interface."""
     forward: Forward | None = kwargs.get("span_forward")
     if attention_mask is not None or forward is None:
         config: Any = module.config
-        kind, fault = config.model_type, "builds masks of its own" if forward else "keeps arguments from them"
-        raise ValueError(f"Models of type {kind!r} cannot be run: what calls their attention layers {fault}.")
+        kind, fault = (
+            config.model_type,
+            "builds masks of its own" if forward else "keeps arguments from them",
+        )
+        raise ValueError(
+            f"Models of type {kind!r} cannot be run: what calls their attention layers {fault}."
+        )
     rows = (states[0].transpose(0, 1) for states in (query, key, value))
     layer: Any = module.layer_idx
     return forward.attend(forward.order[layer], *rows)[None], None
@@ -98,7 +119,8 @@ def _attention(
 def _drop_rows(
     layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Pre-hook of a decoder layer: select the kept rows of hidden states, cosines and sines, all [1, T, …]."""
+    """Pre-hook of a decoder layer: select the kept rows of hidden states, cosines and sines, all
+    [1, T, …]."""
     forward: Forward | None = kwargs.get("span_forward")
     if forward is None or forward.keep is None:
         return None
@@ -111,7 +133,10 @@ def _drop_rows(
         hidden, *rest = args
         args = (hidden.index_select(1, rows), *rest)
         cos, sin = kwargs["position_embeddings"]
-        forward.row_kwargs["position_embeddings"] = (cos.index_select(1, rows), sin.index_select(1, rows))
+        forward.row_kwargs["position_embeddings"] = (
+            cos.index_select(1, rows),
+            sin.index_select(1, rows),
+        )
         forward.row_kwargs["position_ids"] = kwargs["position_ids"].index_select(1, rows)
     return args, kwargs | forward.row_kwargs
 
@@ -120,7 +145,9 @@ class _ProjectionsDone(Exception):  # noqa: N818 - control flow, no error
     """Stops a layer after its query, key and value projections."""
 
 
-def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], projected: Projected) -> None:
+def _run_projections(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], projected: Projected
+) -> None:
     """Run a decoder layer, without its hooks, up to its attention."""
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -128,7 +155,9 @@ def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         raise _ProjectionsDone
 
     with suppress(_ProjectionsDone):
-        module.forward(*args, **kwargs | {"span_forward": replace(kwargs["span_forward"], attend=attend)})
+        module.forward(
+            *args, **kwargs | {"span_forward": replace(kwargs["span_forward"], attend=attend)}
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -140,9 +169,11 @@ def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 class Rotation:
     """RoPE of all layers: R(p) rotates channel pair i of each head by p · frequencies[i] radians.
 
-    The model multiplies queries and keys by YaRN's attention factor, at any position, so later rotations omit it.
+    The model multiplies queries and keys by YaRN's attention factor, at any position, so later
+    rotations omit it.
 
-    `frequencies`  float64 [rotary_dim / 2] on the CPU, radians per position, including the model's scaling.
+    `frequencies`  float64 [rotary_dim / 2] on the CPU, radians per position, including the model's
+                   scaling.
     `interleaved`  channel pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
     """
 
@@ -182,7 +213,8 @@ def store_by_input(model: PreTrainedModel) -> None:
 
 @contextmanager
 def no_weight_bars() -> Iterator[None]:
-    """Hide the progress bar of weight loading, which takes seconds; downloads keep the hub's progress bar."""
+    """Hide the progress bar of weight loading, which takes seconds; downloads keep the hub's
+    progress bar."""
     if not logging.is_progress_bar_enabled():
         yield
         return

@@ -31,7 +31,14 @@ from spanlab.core.plan import Need
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.tree import CacheSpan, Node, PrefixTree
-from spanlab.engine.hook import ATTENTION, decoder_layers, hook_rows, no_weight_bars, register, store_by_input
+from spanlab.engine.hook import (
+    ATTENTION,
+    decoder_layers,
+    hook_rows,
+    no_weight_bars,
+    register,
+    store_by_input,
+)
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import check_model
 from spanlab.engine.recurrent import MIXER, pack_mixers
@@ -54,12 +61,18 @@ _MOVING_ROPES = {"dynamic": "dynamic NTK", "longrope": "LongRoPE"}
 _WINDOWED = "sliding_attention"
 FULL, RECURRENT = "full_attention", "linear_attention"
 _RECURRENT = ("conv", "hybrid", "hybrid_sliding", "mamba")
-_DELTA_NET = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+_DELTA_NET = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of the support check for one layer; a non-empty `reason` completes a sentence after 'it'."""
+    """Result of the support check for one layer; a non-empty `reason` completes a sentence after
+    'it'."""
 
     layer: int
     reason: str = ""
@@ -74,7 +87,9 @@ def check_support(config: PreTrainedConfig) -> tuple[Verdict, ...]:
     """Check all layers of the causal LM that `config` describes, without allocating weights."""
     layers = range(getattr(config, "num_hidden_layers", None) or 1)
     model_reason = _model_class(config)
-    verdicts = tuple(Verdict(layer, _kind(config, layer) or model_reason or _rope(config)) for layer in layers)
+    verdicts = tuple(
+        Verdict(layer, _kind(config, layer) or model_reason or _rope(config)) for layer in layers
+    )
     if not all(verdict.exact for verdict in verdicts):
         return verdicts
     with torch.device("meta"):
@@ -89,7 +104,9 @@ def require_exact(name: str, verdicts: Sequence[Verdict]) -> None:
     if not reasons:
         return
     layers = [verdict.layer for verdict in verdicts if verdict.reason == reasons[0]]
-    location = "every layer" if len(layers) == len(verdicts) else f"layer {', '.join(map(str, layers))}"
+    location = (
+        "every layer" if len(layers) == len(verdicts) else f"layer {', '.join(map(str, layers))}"
+    )
     raise ValueError(
         f"model.name is {name!r}, expected a model that spans can be reused in: in {location} it {reasons[0]}."
     )
@@ -99,12 +116,18 @@ def _model_class(config: PreTrainedConfig) -> str:
     """Reason against the model class, or an empty string."""
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
-        return f"is of type {config.model_type!r}, which is no causal language model of transformers"
-    if not (model_class.is_backend_compatible() or _is_delta_net(config)):  # those are compatible but do not declare it
+        return (
+            f"is of type {config.model_type!r}, which is no causal language model of transformers"
+        )
+    if not (
+        model_class.is_backend_compatible() or _is_delta_net(config)
+    ):  # those are compatible but do not declare it
         return f"is of type {config.model_type!r}, whose attention does not go through transformers' interface"
     if "logits_to_keep" not in signature(model_class.forward).parameters:
         return f"is of type {config.model_type!r}, which computes the logits of all rows or none"
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+    if not getattr(config, "is_causal", True) or getattr(
+        config, "use_bidirectional_attention", False
+    ):
         return "attends to later tokens too"
     return ""
 
@@ -115,7 +138,11 @@ def _kind(config: PreTrainedConfig, layer: int) -> str:
     window = getattr(config, "sliding_window", None)
     kind = kinds[layer] if kinds else _WINDOWED if window else FULL
     if kind == RECURRENT:
-        return "" if _is_delta_net(config) else "is recurrent, but no GatedDeltaNet whose sizes its config names"
+        return (
+            ""
+            if _is_delta_net(config)
+            else "is recurrent, but no GatedDeltaNet whose sizes its config names"
+        )
     if kind in _RECURRENT:
         return f"is recurrent ({kind}) in a way whose state is not one of GatedDeltaNet"
     if kind == _WINDOWED:
@@ -161,7 +188,9 @@ def _structure(model: PreTrainedModel) -> str:
 def _layer(model: PreTrainedModel, layer: int) -> str:
     """Reason against a layer's settings and modules, or an empty string."""
     config: PreTrainedConfig = model.config
-    rotated = getattr(config, "no_rope_layers", None)  # 1 for layers that do rotate, despite the name
+    rotated = getattr(
+        config, "no_rope_layers", None
+    )  # 1 for layers that do rotate, despite the name
     if rotated and not rotated[layer]:
         return "does not rotate, unlike other layers"
     if getattr(config, "kv_lora_rank", None):
@@ -170,7 +199,9 @@ def _layer(model: PreTrainedModel, layer: int) -> str:
     if hasattr(module, MIXER):
         parameters = signature(getattr(module, MIXER).forward).parameters
         return (
-            "" if "cache_params" in parameters else "keeps its recurrent state in a way that is not transformers' own"
+            ""
+            if "cache_params" in parameters
+            else "keeps its recurrent state in a way that is not transformers' own"
         )
     attention: Any = getattr(module, "self_attn", None)
     if not isinstance(getattr(attention, "scaling", None), float):
@@ -220,7 +251,8 @@ def random_model(
 
 
 def wrap(name: str, model: PreTrainedModel) -> SpanModel:
-    """Hook a transformers model that passed the support check; ValueError if the numeric self-check fails."""
+    """Hook a transformers model that passed the support check; ValueError if the numeric self-check
+    fails."""
     register()
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
@@ -234,7 +266,9 @@ def read_config(settings: EngineSettings, name: str) -> PreTrainedConfig:
     """The transformers config of a model; ValueError if it cannot be loaded."""
     try:
         if settings.weights != "random":
-            config: PreTrainedConfig = AutoConfig.from_pretrained(_source(settings, name)).get_text_config(decoder=True)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                _source(settings, name)
+            ).get_text_config(decoder=True)
             return config
         return named_config(name)
     except (OSError, KeyError, StrictDataclassError) as error:
@@ -242,11 +276,14 @@ def read_config(settings: EngineSettings, name: str) -> PreTrainedConfig:
 
 
 def named_config(name: str) -> PreTrainedConfig:
-    """The transformers config for a choice of conf/model, a file, a folder, or a repository's config.json."""
+    """The transformers config for a choice of conf/model, a file, a folder, or a repository's
+    config.json."""
     keys = dict(find_config(name, "engine.name").keys)
     kind = keys.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
-        raise ValueError(f"engine.name={name}: its model_type is {kind}; expected one of transformers")
+        raise ValueError(
+            f"engine.name={name}: its model_type is {kind}; expected one of transformers"
+        )
     return AutoConfig.for_model(kind, **keys).get_text_config(decoder=True)
 
 
@@ -267,20 +304,25 @@ def _source(settings: EngineSettings, name: str) -> str:
     if settings.path is None:
         return name
     if not (Path(settings.path) / "config.json").is_file():
-        raise ValueError(f"engine.path={settings.path}: expected a folder with a config.json and weights")
+        raise ValueError(
+            f"engine.path={settings.path}: expected a folder with a config.json and weights"
+        )
     return settings.path
 
 
 def load_pretrained(
     settings: EngineSettings, name: str, config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Load stored weights; ValueError if any are missing, because transformers would initialise them randomly."""
+    """Load stored weights; ValueError if any are missing, because transformers would initialise
+    them randomly."""
     register()
     source = _source(settings, name)
     try:
         with no_weight_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(  # returns a pair, unlike its declared type
-                source, config=config, dtype=dtype, output_loading_info=True
+            loaded: Any = (
+                AutoModelForCausalLM.from_pretrained(  # returns a pair, unlike its declared type
+                    source, config=config, dtype=dtype, output_loading_info=True
+                )
             )
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _load_error(settings, name, error) from error
@@ -306,13 +348,16 @@ def _load_error(settings: EngineSettings, name: str, error: BaseException) -> Va
 
 
 def resolve_device(name: str) -> torch.device:
-    """Resolve a device name; `auto` is the first GPU, or else the CPU; ValueError for a missing device."""
+    """Resolve a device name; `auto` is the first GPU, or else the CPU; ValueError for a missing
+    device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"engine.device is {name!r}, expected cpu, cuda or cuda:<number>.") from None
+        raise ValueError(
+            f"engine.device is {name!r}, expected cpu, cuda or cuda:<number>."
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"engine.device is {name!r}, expected cpu, cuda or cuda:<number>.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -326,7 +371,13 @@ def resolve_device(name: str) -> torch.device:
 # Conversion of a GGUF file to a Hugging Face folder: config.json, float16 weights, tokenizer.
 # ------------------------------------------------------------------------------
 
-_DROPPED_KEYS = ("quantization_config", "_name_or_path", "_model_name_or_path", "dtype", "architectures")
+_DROPPED_KEYS = (
+    "quantization_config",
+    "_name_or_path",
+    "_model_name_or_path",
+    "dtype",
+    "architectures",
+)
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -334,12 +385,19 @@ def convert(file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with redirect_stderr(io.StringIO()):  # hides progress bars per tensor; errors raise exceptions
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)  # required by the GGUF loader
-        # transformers cannot save a model with a quantisation config: copy the weights to one without
-        keys = {key: value for key, value in model.config.to_dict().items() if key not in _DROPPED_KEYS}
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32
+        )  # required by the GGUF loader
+        # transformers cannot save a model with a quantisation config: copy the weights to one
+        # without
+        keys = {
+            key: value for key, value in model.config.to_dict().items() if key not in _DROPPED_KEYS
+        }
         with torch.device("meta"):  # skips random initialisation
             plain = type(model)(type(model.config)(**keys, dtype="float16"))
-        plain.load_state_dict({name: tensor.half() for name, tensor in model.state_dict().items()}, assign=True)
+        plain.load_state_dict(
+            {name: tensor.half() for name, tensor in model.state_dict().items()}, assign=True
+        )
         plain.tie_weights()
         plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -350,7 +408,9 @@ def convert(file: Path, folder: Path) -> None:
 # ------------------------------------------------------------------------------
 
 
-def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
+def pool_pages(
+    policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int
+) -> int:
     """Pages that suffice for every allocation of the policy's store, for any order of arrivals.
 
     Sum of three terms: the budget and, for each running request, the last page of its prompt, which
@@ -372,7 +432,11 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     running = sum(nlargest(running_requests, (need.tokens for need in needs)))
     page_sequences = sum(nlargest(running_requests, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
-    options = sum(nlargest(running_requests, (request.longest_output - request.output_len for request in requests)))
+    options = sum(
+        nlargest(
+            running_requests, (request.longest_output - request.output_len for request in requests)
+        )
+    )
     twice = page * min(running_requests, len(requests)) if policy.rules.keeps else 0
     store = policy.store
     budget_tokens = min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
@@ -381,7 +445,8 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens stored after a run without evictions, in full pages; equal cache spans of equal parents count once.
+    """Tokens stored after a run without evictions, in full pages; equal cache spans of equal
+    parents count once.
 
     Answers, and tokens stored beside spans, count for every request, because which requests share
     them is unknown before the run.
@@ -395,12 +460,15 @@ def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
         for cache_span in cache_spans:
             if cache_span.storable:
                 root = roots.setdefault(policy.index.key(request, cache_span), tree.new_root())
-                tree.extend(root, cache_span.tokens, _full_page_tokens(cache_span, tree.block_size), 0)
+                tree.extend(
+                    root, cache_span.tokens, _full_page_tokens(cache_span, tree.block_size), 0
+                )
     return tree.num_tokens + answers
 
 
 def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
-    """Tokens by which an answer extends the full pages of the last cache span, without its last, uncomputed token."""
+    """Tokens by which an answer extends the full pages of the last cache span, without its last,
+    uncomputed token."""
     length = last.stop - last.start
     return (length + request.output_len - 1) // page * page - _full_page_tokens(last, page)
 
@@ -424,7 +492,10 @@ def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:
 # Measurement of a device's peak rates by large matrix products and a large copy.
 # ------------------------------------------------------------------------------
 
-_PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square matrices; the highest rate counts
+_PRODUCT = {
+    "cpu": (512, 1024, 2048),
+    "cuda": (8192,),
+}  # rows of square matrices; the highest rate counts
 _COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far larger than any cache
 _ROUNDS = 3
 
@@ -432,21 +503,30 @@ Clock = Callable[[], float]
 
 
 @cache
-def measure(dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> DeviceRates:
-    """Measure FLOP and memory rates as the best of several rounds, once per process; `clock` returns seconds.
+def measure(
+    dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter
+) -> DeviceRates:
+    """Measure FLOP and memory rates as the best of several rounds, once per process; `clock`
+    returns seconds.
 
-    The best round is used because a rate is an upper limit: other load on the machine must not lower it.
+    The best round is used because a rate is an upper limit: other load on the machine must not
+    lower it.
     """
     flops = max(_product_rate(size, dtype, device, clock) for size in _PRODUCT[device.type])
     source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return DeviceRates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device, clock))
+    return DeviceRates(
+        flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device, clock)
+    )
 
 
 def _product_rate(size: int, dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
-    # random numbers: a GPU multiplies zeros and ones faster, at less power, than the numbers of a model
+    # random numbers: a GPU multiplies zeros and ones faster, at less power, than the numbers of a
+    # model
     drawn = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn(size, size, generator=drawn, device=device).to(dtype) for _ in range(2))
+    left, right = (
+        torch.randn(size, size, generator=drawn, device=device).to(dtype) for _ in range(2)
+    )
     out = torch.empty_like(left)
     return 2 * size**3 / _fastest(lambda: torch.mm(left, right, out=out), device, clock)
 

@@ -25,7 +25,8 @@ from spanlab.engine.slots import Layers, SlotPool, StateShape, TensorSpec
 # ------------------------------------------------------------------------------
 
 Scan = Callable[..., tuple[Tensor, Tensor | None]]
-"""A chunked gated delta rule with the common arguments of transformers and flash-linear-attention."""
+"""A chunked gated delta rule with the common arguments of transformers and
+flash-linear-attention."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class AffineMap:
 
 def compose(first: AffineMap, second: AffineMap) -> AffineMap:
     """Compose two maps: `first`, then `second`."""
-    return AffineMap(second.transition @ first.transition, second.apply(first.state), second.decay * first.decay)
+    return AffineMap(
+        second.transition @ first.transition, second.apply(first.state), second.decay * first.decay
+    )
 
 
 def affine_scan(
@@ -56,16 +59,22 @@ def affine_scan(
 ) -> tuple[Tensor, AffineMap]:
     """Compute the outputs [N, T, value heads, d_v] of spans from empty states, and their maps.
 
-    Arguments are those of transformers' `torch_chunk_gated_delta_rule`; `scan=` selects another implementation, and
-    `initial_state` is the map [N, …] of the spans' earlier tokens, or None. If its A lacks columns, the results do too.
-    State columns are independent, so one scan over values [v, 0] from the state [B, A] yields the next [B, A].
+    Arguments are those of transformers' `torch_chunk_gated_delta_rule`; `scan=` selects another
+    implementation, and `initial_state` is the map [N, …] of the spans' earlier tokens, or None. If
+    its A lacks columns, the results do too. State columns are independent, so one scan over values
+    [v, 0] from the state [B, A] yields the next [B, A].
     """
     heads, width = value.shape[2:]
     scan: Scan = options.pop("scan", torch_chunk_gated_delta_rule)
-    query, key = (tensor.repeat_interleave(heads // tensor.shape[2], dim=2) for tensor in (query, key))
+    query, key = (
+        tensor.repeat_interleave(heads // tensor.shape[2], dim=2) for tensor in (query, key)
+    )
     first = options.pop("initial_state", None) or _no_tokens(key, heads, width)
     value = torch.nn.functional.pad(value, (0, first.transition.shape[-1]))
-    options |= {"initial_state": torch.cat([first.state, first.transition], dim=-1), "output_final_state": True}
+    options |= {
+        "initial_state": torch.cat([first.state, first.transition], dim=-1),
+        "output_final_state": True,
+    }
     outputs, final = scan(query, key, value, g=g, beta=beta, **options)
     assert final is not None, "a scan with output_final_state returns a final state"
     final, decay = final.float(), first.decay * g.float().sum(1).exp()
@@ -123,12 +132,15 @@ class LowRank:
         return self.factor.nbytes + self.left.nbytes + self.right.nbytes
 
     def apply(self, state: Tensor) -> Tensor:
-        return self.factor[..., None, None] * state + self.left.float() @ (self.right.float() @ state)
+        return self.factor[..., None, None] * state + self.left.float() @ (
+            self.right.float() @ state
+        )
 
 
 @dataclass(frozen=True)
 class SelectedHeads:
-    """A of the heads where `mask` [..., heads] is true, concatenated in `matrix` [selected, d_k, d_k]; else zero."""
+    """A of the heads where `mask` [..., heads] is true, concatenated in `matrix` [selected, d_k,
+    d_k]; else zero."""
 
     mask: Tensor
     matrix: Tensor
@@ -268,7 +280,11 @@ class LowRankForm:
 
     def pack(self, span: AffineMap) -> Tensors:
         approximation = low_rank(span, self.rank)
-        return {"decay": approximation.factor, "left": approximation.left, "right": approximation.right}
+        return {
+            "decay": approximation.factor,
+            "left": approximation.left,
+            "right": approximation.right,
+        }
 
     def transition(self, tensors: Tensors, state: Tensor) -> Transition:
         return LowRank(tensors["decay"], tensors["left"], tensors["right"])
@@ -276,7 +292,8 @@ class LowRankForm:
 
 @dataclass(frozen=True)
 class Constant:
-    """A = factor I for every span: factor 1 sums the spans' states, factor 0 keeps the last span only."""
+    """A = factor I for every span: factor 1 sums the spans' states, factor 0 keeps the last span
+    only."""
 
     dtype: torch.dtype
     factor: float
@@ -310,7 +327,8 @@ def form_of(rules: MapRules) -> MapForm:
 
 @dataclass(frozen=True, eq=False)
 class StoredMap:
-    """A map in its stored form: `state` is B [..., heads, d_k, d_v]; `transition_tensors` represent A."""
+    """A map in its stored form: `state` is B [..., heads, d_k, d_v]; `transition_tensors` represent
+    A."""
 
     form: MapForm
     state: Tensor
@@ -318,17 +336,23 @@ class StoredMap:
 
     def apply(self, state: Tensor) -> Tensor:
         """The state after the span, float32."""
-        return self.form.transition(self.transition_tensors, self.state).apply(state) + self.state.float()
+        return (
+            self.form.transition(self.transition_tensors, self.state).apply(state)
+            + self.state.float()
+        )
 
     def to_affine(self) -> AffineMap:
-        """The map as the start of a scan over further tokens; A has no columns if the form needs none.
+        """The map as the start of a scan over further tokens; A has no columns if the form needs
+        none.
 
         γ is 1 unless the form stores it.
         """
         width = self.state.shape[-2]
         columns = torch.eye(width, device=self.state.device)[:, : width * self.form.carries_a]
         shape = (*self.state.shape[:-2], *columns.shape)
-        transition = self.form.transition(self.transition_tensors, self.state).apply(columns.expand(shape))
+        transition = self.form.transition(self.transition_tensors, self.state).apply(
+            columns.expand(shape)
+        )
         ones = self.state.new_ones(self.state.shape[:-2], dtype=torch.float32)
         return AffineMap(transition, self.state.float(), self.transition_tensors.get("decay", ones))
 
@@ -346,7 +370,8 @@ class MapShape:
     `state`     shapes of a recurrent state
     `form`      storage form of A
     `dtype`     data type of the conv state
-    `repaired`  number of leading tokens of every span that are recomputed; a map covers the tokens after them
+    `repaired`  number of leading tokens of every span that are recomputed; a map covers the tokens
+                after them
     """
 
     state: StateShape
@@ -358,11 +383,14 @@ class MapShape:
 class WorkingMaps(SlotPool):
     """Maps of span prefixes in float32; columns of A that the form does not use are omitted.
 
-    After repaired tokens the scan continues from their state, as its outputs require. The scan also transforms a copy
-    of that state without writing values to it; B of the tokens after the repair is the difference of the two.
+    After repaired tokens the scan continues from their state, as its outputs require. The scan also
+    transforms a copy of that state without writing values to it; B of the tokens after the repair
+    is the difference of the two.
     """
 
-    def __init__(self, shape: MapShape, device: torch.device | str, *, poison: bool = False) -> None:
+    def __init__(
+        self, shape: MapShape, device: torch.device | str, *, poison: bool = False
+    ) -> None:
         self._repairs, state = shape.repaired > 0, shape.state
         columns = state.key_dim if shape.form.carries_a else 0
         specs = {
@@ -407,12 +435,23 @@ class WorkingMaps(SlotPool):
 
     def map(self, layer: Layers, slot: int) -> AffineMap:
         """The working map of one layer or of all."""
-        transition, written, decay = (self.tensor(name, layer, slot) for name in ("transition", "written", "decay"))
-        return AffineMap(transition, written - self.tensor("before", layer, slot) if self._repairs else written, decay)
+        transition, written, decay = (
+            self.tensor(name, layer, slot) for name in ("transition", "written", "decay")
+        )
+        return AffineMap(
+            transition,
+            written - self.tensor("before", layer, slot) if self._repairs else written,
+            decay,
+        )
 
     def load_map(self, layer: Layers, slot: int, span: AffineMap, span_state: Tensor) -> None:
-        """Set a slot to a map and to `span_state`, B of all tokens; the conv window is unchanged."""
-        for name, tensor in (("transition", span.transition), ("decay", span.decay), ("written", span_state)):
+        """Set a slot to a map and to `span_state`, B of all tokens; the conv window is
+        unchanged."""
+        for name, tensor in (
+            ("transition", span.transition),
+            ("decay", span.decay),
+            ("written", span_state),
+        ):
             self.tensor(name, layer, slot).copy_(tensor)
         if self._repairs:
             self.tensor("before", layer, slot).copy_(span_state - span.state)
@@ -424,9 +463,15 @@ class StoredMaps(SlotPool):
     If leading tokens are repaired, B of all tokens is stored too.
     """
 
-    def __init__(self, shape: MapShape, device: torch.device | str, *, poison: bool = False) -> None:
+    def __init__(
+        self, shape: MapShape, device: torch.device | str, *, poison: bool = False
+    ) -> None:
         form, state = shape.form, shape.state
-        self.form, self._repairs, self._transition_specs = form, shape.repaired > 0, form.specs(state)
+        self.form, self._repairs, self._transition_specs = (
+            form,
+            shape.repaired > 0,
+            form.specs(state),
+        )
         specs = {"written": state.state_spec(form.dtype), "conv": state.window_spec(shape.dtype)}
         specs |= self._transition_specs
         if self._repairs:
@@ -436,7 +481,9 @@ class StoredMaps(SlotPool):
     def packed(self, span: AffineMap) -> StoredMap:
         """Convert a map to its stored form, including rounding."""
         packed = self.form.pack(span)
-        tensors = {name: packed[name].to(spec.dtype) for name, spec in self._transition_specs.items()}
+        tensors = {
+            name: packed[name].to(spec.dtype) for name, spec in self._transition_specs.items()
+        }
         return StoredMap(self.form, span.state.to(self.form.dtype), tensors)
 
     def write(self, layer: Layers, slot: int, span: AffineMap, span_state: Tensor) -> None:
@@ -461,16 +508,22 @@ class StoredMaps(SlotPool):
 class SpanMaps:
     """The maps of one engine: working maps, and maps in the policy's store."""
 
-    def __init__(self, shape: MapShape, device: torch.device | str, *, poison: bool = False) -> None:
+    def __init__(
+        self, shape: MapShape, device: torch.device | str, *, poison: bool = False
+    ) -> None:
         self.shape = shape
         self.working = WorkingMaps(shape, device, poison=poison)
         self.stored = StoredMaps(shape, device, poison=poison)
 
     def store(self, layer: Layers, working: int, stored: int) -> None:
         """Write a working map to a slot of the stored maps; the conv window is not copied."""
-        self.stored.write(layer, stored, self.working.map(layer, working), self.working.span_state(layer, working))
+        self.stored.write(
+            layer, stored, self.working.map(layer, working), self.working.span_state(layer, working)
+        )
 
     def load_map(self, stored: int, layer: Layers, working: int) -> None:
         """Load a stored map into a working map; the conv window is not copied."""
         span_state = self.stored.span_state(layer, stored).float()
-        self.working.load_map(layer, working, self.stored.map(layer, stored).to_affine(), span_state)
+        self.working.load_map(
+            layer, working, self.stored.map(layer, stored).to_affine(), span_state
+        )

@@ -1,4 +1,5 @@
-"""A transformers causal LM with spanlab's attention and recurrent states: packed rows in, logits out."""
+"""A transformers causal LM with spanlab's attention and recurrent states: packed rows in, logits
+out."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class SpanModel:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """For each decoder layer, its index among the layers of the same kind, attention or recurrent."""
+        """For each decoder layer, its index among the layers of the same kind, attention or
+        recurrent."""
         kinds = [hasattr(layer, MIXER) for layer in decoder_layers(self.hf)]
         return tuple(kinds[:layer].count(kind) for layer, kind in enumerate(kinds))
 
@@ -71,7 +73,11 @@ class SpanModel:
         if not layers:
             return None
         config = self.config
-        matrix = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+        matrix = (
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+        )
         keys = config.linear_num_key_heads * config.linear_key_head_dim
         values = config.linear_num_value_heads * config.linear_value_head_dim
         return StateShape(layers, *matrix, 2 * keys + values, config.linear_conv_kernel_dim)
@@ -90,7 +96,9 @@ class SpanModel:
     @property
     def head_dim(self) -> int:
         """Channels per head."""
-        channels: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.query_heads
+        channels: int = (
+            getattr(self.config, "head_dim", None) or self.config.hidden_size // self.query_heads
+        )
         return channels
 
     @property
@@ -118,13 +126,15 @@ class SpanModel:
     ) -> Tensor:
         """Run packed rows through all layers; return float32 logits [len(logits_rows), vocab_size].
 
-        `ids`          int64 [T], concatenated rows of several requests; the model has no boundaries between them.
-        `rotations`    int64 [T], RoPE positions for query and key of each row: the position in the span or in the
-                       prompt, or 0 to leave both unrotated.
+        `ids`          int64 [T], concatenated rows of several requests; the model has no boundaries
+                       between them.
+        `rotations`    int64 [T], RoPE positions for query and key of each row: the position in the
+                       span or in the prompt, or 0 to leave both unrotated.
         `logits_rows`  int64, row indices after the last layer; may be empty.
         `keep`         selects the rows that enter each layer >= 1, see `hook.Keep`.
         `recur`        computes recurrent layers; required if the model has any.
-        `project`      receives a layer's queries, keys and values before `keep` is called, see `hook.Project`.
+        `project`      receives a layer's queries, keys and values before `keep` is called, see
+                       `hook.Project`.
 
         The call does not synchronize with the device. The caller checks that logits are finite.
         """
@@ -163,13 +173,15 @@ class AttentionContext(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# Forwards of a model as CUDA graphs between its attentions, which the host launches in a tenth of the
-# time. A captured piece depends on the padded number of rows alone: not on the spans, pages or states
-# that attention and recurrent layers read, which run between the pieces. So a few captures serve every
-# step and every engine of a model.
+# Forwards of a model as CUDA graphs between its attentions, which the host launches in a tenth of
+# the time. A captured piece depends on the padded number of rows alone: not on the spans, pages or
+# states that attention and recurrent layers read, which run between the pieces. So a few captures
+# serve every step and every engine of a model.
 # ------------------------------------------------------------------------------
 
-ROWS = 64  # a device computes up to so many rows in about the time of one: it reads the same weights
+ROWS = (
+    64  # a device computes up to so many rows in about the time of one: it reads the same weights
+)
 LARGEST = 512  # rows; the device needs more time for more of them than the host does without graphs
 
 Replay = Callable[[], None]
@@ -187,12 +199,14 @@ class Recorder(Protocol):
         ...
 
     def end(self) -> Replay:
-        """End the piece; the result computes it on the present contents of the tensors that it reads."""
+        """End the piece; the result computes it on the present contents of the tensors that it
+        reads."""
         ...
 
 
 class GraphRecorder:
-    """Records CUDA graphs that share one memory pool, since one is replayed at a time, in the order of capture."""
+    """Records CUDA graphs that share one memory pool, since one is replayed at a time, in the order
+    of capture."""
 
     def __init__(self) -> None:
         self._memory, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -240,17 +254,23 @@ class _Captured(NamedTuple):
 
 
 class Pieces:
-    """Replays a model's forwards of up to `LARGEST` rows; each number of rows is captured at first use.
+    """Replays a model's forwards of up to `LARGEST` rows; each number of rows is captured at first
+    use.
 
     Padding rows are computed from any earlier contents: no row of a piece affects another one.
     """
 
     def __init__(self, model: SpanModel, recorder: Recorder) -> None:
-        self._model, self._recorder = ref(model), recorder  # weak, so that a model that is no longer used is freed
+        self._model, self._recorder = (
+            ref(model),
+            recorder,
+        )  # weak, so that a model that is no longer used is freed
         self._captured: dict[tuple[int, int], _Captured] = {}
         heads = model.query_heads, model.head_dim
         self._attended = torch.zeros(LARGEST, *heads, dtype=model.dtype, device=model.device)
-        self._recurred = torch.zeros(1, LARGEST, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        self._recurred = torch.zeros(
+            1, LARGEST, model.config.hidden_size, dtype=model.dtype, device=model.device
+        )
 
     def prepare(self) -> None:
         """Capture every number of rows, with logits of one row."""
@@ -259,7 +279,12 @@ class Pieces:
 
     @torch.no_grad()
     def forward(
-        self, ids: Tensor, rotations: Tensor, attend: Attend, logits_rows: Tensor, recur: Recur | None = None
+        self,
+        ids: Tensor,
+        rotations: Tensor,
+        attend: Attend,
+        logits_rows: Tensor,
+        recur: Recur | None = None,
     ) -> Tensor:
         """As `SpanModel.forward`."""
         rows, chosen = len(ids), len(logits_rows)
@@ -281,7 +306,9 @@ class Pieces:
     def _capture(self, rows: int, chosen: int) -> _Captured:
         model, counts = self._model(), (rows, rows, chosen)
         assert model is not None, "a model is kept by its engines"
-        ids, rotations, logits_rows = (torch.zeros(count, dtype=torch.int64, device=model.device) for count in counts)
+        ids, rotations, logits_rows = (
+            torch.zeros(count, dtype=torch.int64, device=model.device) for count in counts
+        )
         attended, recurred = self._attended[:rows], self._recurred[:, :rows]
         breaks: list[_Break] = []
 
@@ -305,7 +332,9 @@ class Pieces:
 
         with self._recorder.session():
             # once without a capture, in which libraries may not be initialised
-            model.forward(ids, rotations, lambda *given: attended, logits_rows, recur=lambda *given: recurred)
+            model.forward(
+                ids, rotations, lambda *given: attended, logits_rows, recur=lambda *given: recurred
+            )
             self._recorder.begin()
             logits = model.forward(ids, rotations, attend, logits_rows, recur=recur)
             last = self._recorder.end()
@@ -316,7 +345,8 @@ _SHARED: WeakKeyDictionary[SpanModel, Pieces] = WeakKeyDictionary()
 
 
 def pieces_of(model: SpanModel) -> Pieces:
-    """The pieces of a model as CUDA graphs, all captured; every engine of the model gets the same."""
+    """The pieces of a model as CUDA graphs, all captured; every engine of the model gets the
+    same."""
     if model not in _SHARED:
         pieces = Pieces(model, GraphRecorder())
         pieces.prepare()

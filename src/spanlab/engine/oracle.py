@@ -1,4 +1,5 @@
-"""The oracle: transformers' eager attention under an explicit mask, without a KV cache or spanlab's attention."""
+"""The oracle: transformers' eager attention under an explicit mask, without a KV cache or spanlab's
+attention."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from spanlab_kernels.blocks import rotate
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows [start, stop) of a prompt; rows of an independent segment attend to it and to a common head only."""
+    """Rows [start, stop) of a prompt; rows of an independent segment attend to it and to a common
+    head only."""
 
     start: int
     stop: int
@@ -41,7 +43,8 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class DenseRun:
-    """Results of a dense forward of N rows: float32 logits [N, V]; rotated keys, and values [layers, N, Hkv, D].
+    """Results of a dense forward of N rows: float32 logits [N, V]; rotated keys, and values
+    [layers, N, Hkv, D].
 
     `layers` counts attention layers only.
     """
@@ -52,12 +55,14 @@ class DenseRun:
 
 
 def eager_twin(model: SpanModel) -> PreTrainedModel:
-    """A copy of the model with transformers' eager attention, which takes any mask; see `twin_of`."""
+    """A copy of the model with transformers' eager attention, which takes any mask; see
+    `twin_of`."""
     return twin_of(model, "eager")
 
 
 def twin_of(model: SpanModel, attention: str) -> PreTrainedModel:
-    """A copy of the model with an attention of transformers that shares the weights; `model` is unchanged."""
+    """A copy of the model with an attention of transformers that shares the weights; `model` is
+    unchanged."""
     tensors = chain(model.hf.parameters(), model.hf.buffers())
     twin = copy.deepcopy(model.hf, {id(tensor): tensor for tensor in tensors})
     twin.set_attn_implementation(attention)
@@ -69,11 +74,15 @@ def causal_mask(length: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def block_mask(segments: Sequence[Segment], head: int = 0, *, device: torch.device | str = "cpu") -> Tensor:
-    """Attention mask, bool [N, N], of segments that cover rows [0, N) in order, with spans computed alone.
+def block_mask(
+    segments: Sequence[Segment], head: int = 0, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Attention mask, bool [N, N], of segments that cover rows [0, N) in order, with spans computed
+    alone.
 
-    A row of an independent segment attends to its segment up to itself, and to rows [0, head), which all segments share
-    (spans computed after a common prefix). Every other row attends to all rows up to itself.
+    A row of an independent segment attends to its segment up to itself, and to rows [0, head),
+    which all segments share (spans computed after a common prefix). Every other row attends to all
+    rows up to itself.
     """
     mask = causal_mask(segments[-1].stop, device)
     stop = 0
@@ -86,7 +95,8 @@ def block_mask(segments: Sequence[Segment], head: int = 0, *, device: torch.devi
 
 
 def dense_logits(hf_model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-    """Logits float32 [N, V] of N rows; row i is at `positions[i]` and attends to the rows where mask[i] is true.
+    """Logits float32 [N, V] of N rows; row i is at `positions[i]` and attends to the rows where
+    mask[i] is true.
 
     `hf_model` has eager attention. The mask need not be causal: a token may appear twice under two
     masks, such as a repaired token and its original version.
@@ -97,14 +107,21 @@ def dense_logits(hf_model: PreTrainedModel, ids: Tensor, mask: Tensor, positions
 @torch.no_grad()
 def dense_run(hf_model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor) -> DenseRun:
     """As `dense_logits`, with each layer's keys and values."""
-    assert hf_model.config._attn_implementation == "eager", "the oracle needs transformers' eager attention"
+    assert hf_model.config._attn_implementation == "eager", (
+        "the oracle needs transformers' eager attention"
+    )
     assert mask.any(-1).all(), "a row sees nothing"
     blocked = torch.zeros(mask.shape, dtype=hf_model.dtype, device=mask.device)
     blocked.masked_fill_(~mask, torch.finfo(hf_model.dtype).min)
     out = hf_model(
-        input_ids=ids[None], position_ids=positions[None], attention_mask=blocked[None, None], use_cache=True
+        input_ids=ids[None],
+        position_ids=positions[None],
+        attention_mask=blocked[None, None],
+        use_cache=True,
     )
-    cached = [layer for layer in out.past_key_values.layers if hasattr(layer, "keys")]  # recurrent layers have none
+    cached = [
+        layer for layer in out.past_key_values.layers if hasattr(layer, "keys")
+    ]  # recurrent layers have none
     keys = torch.stack([layer.keys[0].transpose(0, 1) for layer in cached])
     values = torch.stack([layer.values[0].transpose(0, 1) for layer in cached])
     return DenseRun(out.logits[0].float(), keys, values)
@@ -116,14 +133,17 @@ def causal_attend(model: SpanModel) -> Attend:
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
         scale = model.scales[layer]
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
         return out[0].transpose(0, 1)
 
     return attend
 
 
 def recur_in_parts(model: SpanModel, cuts: Sequence[int], conv: torch.dtype) -> Recur:
-    """Recurrent layers for `SpanModel.forward`: all rows are one prompt, scanned in parts that end at `cuts`.
+    """Recurrent layers for `SpanModel.forward`: all rows are one prompt, scanned in parts that end
+    at `cuts`.
 
     `conv`  data type of the stored conv states.
     """
@@ -139,29 +159,35 @@ def recur_in_parts(model: SpanModel, cuts: Sequence[int], conv: torch.dtype) -> 
 # config.
 # ------------------------------------------------------------------------------
 
-# drawn from the whole vocabulary: the first ids are often special tokens, whose logits amplify rounding
+# drawn from the whole vocabulary: the first ids are often special tokens, whose logits amplify
+# rounding
 _TOKENS = 48
 # largest relative difference in float32; wrong results differ by order 1
 _TOLERANCE = 1e-3
-# Rounding in half precision, as a multiple of transformers' own: two right forwards differ in the order of their sums.
+# Rounding in half precision, as a multiple of transformers' own: two right forwards differ in the
+# order of their sums.
 _SPREAD = 4
 # where a state is stored and reloaded: on and off the grid, after one token and after many
 _CUTS = (64, 65, 101, 128, 141)
 
 
 def check_model(name: str, model: PreTrainedModel) -> SpanModel:
-    """Return a hooked model as a `SpanModel`; ValueError if its outputs contradict the support check.
+    """Return a hooked model as a `SpanModel`; ValueError if its outputs contradict the support
+    check.
 
-    1. If attention and recurrent layers return zeros, no layer's input depends on positions. Each layer's query and key
-       at position p must then equal those at position 0, rotated by p. This determines the pair layout and detects
-       other position embeddings, layer by layer.
-    2. With causal attention, and recurrent states that are stored and reloaded on and off the grid, the logits of a few
-       tokens must equal those of transformers' forward.
-    3. In half precision, these logits may differ from those in float32 by no more than transformers' own do.
+    1. If attention and recurrent layers return zeros, no layer's input depends on positions. Each
+       layer's query and key at position p must then equal those at position 0, rotated by p. This
+       determines the pair layout and detects other position embeddings, layer by layer.
+    2. With causal attention, and recurrent states that are stored and reloaded on and off the grid,
+       the logits of a few tokens must equal those of transformers' forward.
+    3. In half precision, these logits may differ from those in float32 by no more than
+       transformers' own do.
 
     The first two run in float32 for every model, so that rounding hides no fault.
     """
-    attention: list[Any] = [layer.self_attn for layer in decoder_layers(model) if hasattr(layer, "self_attn")]
+    attention: list[Any] = [
+        layer.self_attn for layer in decoder_layers(model) if hasattr(layer, "self_attn")
+    ]
     scales = tuple(module.scaling for module in attention)
     candidate = SpanModel(name, model, read_rotation(model), scales)
     with in_float32(model):
@@ -188,7 +214,8 @@ def _positions(model: SpanModel) -> Tensor:
 
 
 def _record(model: SpanModel) -> list[tuple[Tensor, Tensor]]:
-    """Record each layer's query and key [positions, H, D] of one token at all positions, with zero attention."""
+    """Record each layer's query and key [positions, H, D] of one token at all positions, with zero
+    attention."""
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -203,7 +230,13 @@ def _record(model: SpanModel) -> list[tuple[Tensor, Tensor]]:
 
     positions = _positions(model)
     token = torch.full_like(positions, model.vocab_size // 2)
-    model.forward(token, positions, attend, positions[:0], recur=lambda layer, mixer, hidden: torch.zeros_like(hidden))
+    model.forward(
+        token,
+        positions,
+        attend,
+        positions[:0],
+        recur=lambda layer, mixer, hidden: torch.zeros_like(hidden),
+    )
     if len(recorded) != model.layers:
         raise ValueError(
             f"model.name is {model.name!r}, expected {model.layers} layers whose attention goes through transformers' "
@@ -212,7 +245,9 @@ def _record(model: SpanModel) -> list[tuple[Tensor, Tensor]]:
     return [recorded[layer] for layer in range(model.layers)]
 
 
-def _wrong_layers(model: SpanModel, positions: Tensor, recorded: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
+def _wrong_layers(
+    model: SpanModel, positions: Tensor, recorded: Sequence[tuple[Tensor, Tensor]]
+) -> list[int]:
     """Layers with a query or key that differs from the rotated query or key at position 0."""
     angles = positions.cpu().double()[:, None] * model.rotation.frequencies
     table = AngleTable(angles.cos().float().to(model.device), angles.sin().float().to(model.device))
@@ -231,7 +266,9 @@ def _wrong_layers(model: SpanModel, positions: Tensor, recorded: Sequence[tuple[
 
 def _check_logits(model: SpanModel) -> None:
     count = _CUTS[-1] if model.state_shape else _TOKENS
-    ids = torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(0)).to(model.device)
+    ids = torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(0)).to(
+        model.device
+    )
     twin = eager_twin(model)
     with in_float32(model.hf), in_float32(twin):
         ours, truth = _logits(model, twin, ids, torch.float32)
@@ -259,18 +296,24 @@ def _check_logits(model: SpanModel) -> None:
 
 
 @torch.no_grad()
-def _logits(model: SpanModel, twin: PreTrainedModel, ids: Tensor, states: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits [N, V] of one prompt: with spanlab's hooks and conv states in `states`, and of transformers' forward."""
+def _logits(
+    model: SpanModel, twin: PreTrainedModel, ids: Tensor, states: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Logits [N, V] of one prompt: with spanlab's hooks and conv states in `states`, and of
+    transformers' forward."""
     rows = torch.arange(len(ids), device=model.device)
     recur = recur_in_parts(model, _CUTS, states) if model.state_shape else None
     ours = model.forward(ids, rows, causal_attend(model), rows, recur=recur)
-    theirs = twin(input_ids=ids[None], use_cache=False).logits[0]  # under the masks that transformers builds
+    theirs = twin(input_ids=ids[None], use_cache=False).logits[
+        0
+    ]  # under the masks that transformers builds
     return ours, theirs.float()
 
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Run a model's forwards in float32, with one decoder layer converted at a time; its weights are unchanged.
+    """Run a model's forwards in float32, with one decoder layer converted at a time; its weights
+    are unchanged.
 
     Hidden states stay float32 from the embedding to the logits.
     """
@@ -303,8 +346,10 @@ def distance(result: Tensor, truth: Tensor) -> float:
 
 
 def tolerance(model: SpanModel) -> float:
-    """Largest relative difference of a right result in the model's precision, on ordinary inputs."""
-    # Wrong results differ by order 1. In half precision cosines, states and sums are rounded to 3 or 4 digits.
+    """Largest relative difference of a right result in the model's precision, on ordinary
+    inputs."""
+    # Wrong results differ by order 1. In half precision cosines, states and sums are rounded to 3
+    # or 4 digits.
     return _TOLERANCE if model.dtype == torch.float32 else 5e-2
 
 
@@ -316,9 +361,11 @@ _ROWS = 7  # few, so that A is far from zero; the last row is scanned separately
 
 
 def check_maps(model: SpanModel) -> None:
-    """ValueError unless scanning rows and applying their map give the same state in the first recurrent layer.
+    """ValueError unless scanning rows and applying their map give the same state in the first
+    recurrent layer.
 
-    The installed version of transformers, or a faster scan that it calls, may not support the columns of A.
+    The installed version of transformers, or a faster scan that it calls, may not support the
+    columns of A.
     """
     if next(map_errors(model)) > tolerance(model):
         raise ValueError(
@@ -332,7 +379,9 @@ def map_errors(model: SpanModel) -> Iterator[float]:
 
     The maximum of two errors: of the recurrent state and of the conv state.
     """
-    mixers = [getattr(layer, MIXER).mixer for layer in decoder_layers(model.hf) if hasattr(layer, MIXER)]
+    mixers = [
+        getattr(layer, MIXER).mixer for layer in decoder_layers(model.hf) if hasattr(layer, MIXER)
+    ]
     for mixer in mixers:
         yield _map_error(model, mixer)
 
@@ -355,7 +404,10 @@ def _map_error(model: SpanModel, mixer: nn.Module) -> float:
         ApplyMap(maps, mapped, 0, _ROWS, SlotRef(maps.stored, target)),
     ]
     _run(model, mixer, states, stored)
-    return max(distance(state_of(0, mapped), state_of(0, scanned)) for state_of in (states.recurrent, states.conv))
+    return max(
+        distance(state_of(0, mapped), state_of(0, scanned))
+        for state_of in (states.recurrent, states.conv)
+    )
 
 
 def _run(model: SpanModel, mixer: nn.Module, states: StatePool, actions: Sequence[Action]) -> None:
@@ -374,32 +426,56 @@ def _random(like: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------
 
 
-def check_components(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: SpanSettings) -> None:
+def check_components(
+    model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: SpanSettings
+) -> None:
     """Raise if model, KV pool, policy and key layout do not fit together."""
     rules, repair = policy.rules, policy.rules.repair
-    assert policy.store.tree.block_size == pool.shape.page_size, "the policy's pages are not the pool's"
+    assert policy.store.tree.block_size == pool.shape.page_size, (
+        "the policy's pages are not the pool's"
+    )
     private = isinstance(policy, PublishedStudyPolicy)
     assert not (private or rules.last_token), "these rules are the simulator's alone"
-    assert rules.copies == key_layout.copies, "policy and engine disagree on whether spans are copied"
+    assert rules.copies == key_layout.copies, (
+        "policy and engine disagree on whether spans are copied"
+    )
     moved = rules.layout is not whole and key_layout.positions != "original"
-    assert key_layout.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
+    assert key_layout.keys != "absolute" or not moved, (
+        "absolute keys of spans can only be read in place"
+    )
     last = repair.last_check_layer(model.layers)
     if repair.rewrites and not 1 <= repair.check_layer <= last:
         # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
-        raise ValueError(f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}")
+        raise ValueError(
+            f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}"
+        )
     if repair.probes:
-        assert repair.layers and repair.layers[-1] < model.layers, "profiled layers are not the model's"
+        assert repair.layers and repair.layers[-1] < model.layers, (
+            "profiled layers are not the model's"
+        )
 
 
-def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None, maps: SpanMaps | None) -> None:
+def check_memory(
+    model: SpanModel, policy: TreePolicy, states: StatePool | None, maps: SpanMaps | None
+) -> None:
     """Raise if states or maps differ from the model's, or from the sizes that the policy counts."""
     rules = policy.rules
     shape = None if states is None else states.shape
     assert shape == model.state_shape, "the pool of states is not the model's"
-    assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
-    assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
-    assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
-    assert (rules.maps is None) == (maps is None), "policy and engine disagree on whether spans have maps"
-    assert maps is None or maps.stored.slot_bytes == rules.map_bytes, "a map weighs more than it is counted"
+    assert rules.needs_states == (states is not None), (
+        "policy and model disagree on whether prefixes need states"
+    )
+    assert states is None or (rules.grid % SCAN_CHUNK == 0), (
+        "states lie off the grid that resuming was proven on"
+    )
+    assert states is None or states.slot_bytes == policy.store.state_bytes, (
+        "a state weighs more than it is counted"
+    )
+    assert (rules.maps is None) == (maps is None), (
+        "policy and engine disagree on whether spans have maps"
+    )
+    assert maps is None or maps.stored.slot_bytes == rules.map_bytes, (
+        "a map weighs more than it is counted"
+    )
     if maps is not None:
         check_maps(model)

@@ -35,21 +35,28 @@ class Draw(NamedTuple):
 class Sampler:
     """Greedy at temperature 0, else sampled from softmax(logits / temperature).
 
-    A draw depends only on the seed, the request id and the token's index, not on the batch or a preemption.
+    A draw depends only on the seed, the request id and the token's index, not on the batch or a
+    preemption.
     """
 
     temperature: float = 0.0
     seed: int = 0
 
     def choose(self, logits: Tensor, draws: Iterable[Draw]) -> Tensor:
-        """One token id per row of `logits` [R, V], int64 [R] on the same device; `draws` are unused if greedy."""
+        """One token id per row of `logits` [R, V], int64 [R] on the same device; `draws` are unused
+        if greedy."""
         if self.temperature == 0:
             return logits.argmax(-1)
         cumulative = torch.softmax(logits.double() / self.temperature, -1).cumsum(-1)
-        uniforms = np.array([np.random.default_rng([self.seed, *draw]).random() for draw in draws], np.float64)
+        uniforms = np.array(
+            [np.random.default_rng([self.seed, *draw]).random() for draw in draws], np.float64
+        )
         (thresholds,) = to_device([uniforms], torch.float64, logits.device)
-        # Scaled by the last sum, which rounding may leave below 1; so tokens of probability 0 are never drawn.
-        tokens = torch.searchsorted(cumulative, thresholds[:, None] * cumulative[:, -1:], right=True)
+        # Scaled by the last sum, which rounding may leave below 1; so tokens of probability 0 are
+        # never drawn.
+        tokens = torch.searchsorted(
+            cumulative, thresholds[:, None] * cumulative[:, -1:], right=True
+        )
         return tokens.squeeze(-1)
 
 
@@ -78,9 +85,18 @@ class StepTokens:
     """
 
     def __init__(
-        self, name: str, sampler: Sampler, outputs: dict[int, list[int]], on_logits: OnLogits | None = None
+        self,
+        name: str,
+        sampler: Sampler,
+        outputs: dict[int, list[int]],
+        on_logits: OnLogits | None = None,
     ) -> None:
-        self._name, self._sampler, self._outputs, self._on_logits = name, sampler, outputs, on_logits
+        self._name, self._sampler, self._outputs, self._on_logits = (
+            name,
+            sampler,
+            outputs,
+            on_logits,
+        )
         self._due: list[DueToken] = []
         self._rows: list[Tensor] = []
         self._chosen: list[Tensor] = []
@@ -89,8 +105,11 @@ class StepTokens:
         """Sample tokens from their rows of logits [R, V], without synchronization."""
         if not due:
             return
-        tokens = self._sampler.choose(logits, (Draw(sequence.request.id, position) for sequence, position in due))
-        # One pass: any non-finite logit makes the sum non-finite. A sum in float16 could overflow with finite logits.
+        tokens = self._sampler.choose(
+            logits, (Draw(sequence.request.id, position) for sequence, position in due)
+        )
+        # One pass: any non-finite logit makes the sum non-finite. A sum in float16 could overflow
+        # with finite logits.
         finite = logits.sum(-1, dtype=torch.float32).isfinite()
         self._chosen.append(torch.where(finite, tokens, _NO_TOKEN))
         self._due += due
@@ -106,9 +125,13 @@ class StepTokens:
         due, rows, tokens = self._due, self._rows, torch.cat(self._chosen).cpu().tolist()
         self._due, self._rows, self._chosen = [], [], []
         if _NO_TOKEN in tokens:
-            raise FloatingPointError(f"Model {self._name!r} gave logits that are no finite numbers in step {step}.")
+            raise FloatingPointError(
+                f"Model {self._name!r} gave logits that are no finite numbers in step {step}."
+            )
         if self._on_logits is not None:
-            for token_due, row in zip(due, (row for logits in rows for row in logits), strict=False):
+            for token_due, row in zip(
+                due, (row for logits in rows for row in logits), strict=False
+            ):
                 self._on_logits(token_due.sequence, row)
         for (sequence, position), token in zip(due, tokens, strict=True):
             answer = sequence.request.output
@@ -142,14 +165,16 @@ class TokenScore(NamedTuple):
 
 
 def token_score(row: Tensor, reference: Tensor, token: int) -> TokenScore:
-    """Score a token by the run's and the reference's logits, both of shape (vocabulary,), in float64."""
+    """Score a token by the run's and the reference's logits, both of shape (vocabulary,), in
+    float64."""
     log_q, log_p = (logits.double().log_softmax(-1) for logits in (row, reference))
     kl = float((log_p.exp() * (log_p - log_q)).sum())
     return TokenScore(-float(log_q[token]), max(0.0, kl), float(row.argmax() == reference.argmax()))
 
 
 def mean_nll(first: Tensor, rest: Tensor, tokens: Tokens) -> float:
-    """Mean −log p of an answer's tokens, nats; `first` are logits (V,) of its first token, `rest` (tokens − 1, V)."""
+    """Mean −log p of an answer's tokens, nats; `first` are logits (V,) of its first token, `rest`
+    (tokens − 1, V)."""
     log_p = torch.cat([first[None], rest]).double().log_softmax(-1)
     return -float(log_p[torch.arange(len(tokens)), torch.from_numpy(tokens).long()].mean())
 
@@ -157,7 +182,8 @@ def mean_nll(first: Tensor, rest: Tensor, tokens: Tokens) -> float:
 class Scorer:
     """Scores the known answers of one run.
 
-    `path`          file of the reference's logits, float32 [tokens, vocabulary], answers in the order of requests
+    `path`          file of the reference's logits, float32 [tokens, vocabulary], answers in the
+                    order of requests
     `is_reference`  whether this run is the reference and writes the file
 
     MissingBaselineError where another run reads logits that the reference has not computed.
@@ -166,18 +192,30 @@ class Scorer:
     scoring. The losses of a request's options are computed once the answer is complete.
     """
 
-    def __init__(self, requests: Ordered[Request], vocabulary: int, path: Path, is_reference: bool) -> None:
+    def __init__(
+        self, requests: Ordered[Request], vocabulary: int, path: Path, is_reference: bool
+    ) -> None:
         requests_with_answers = [request for request in requests if request.output is not None]
         lengths = [request.output_len for request in requests_with_answers]
         starts = np.cumsum([0, *lengths])
-        self._first = dict(zip([request.id for request in requests_with_answers], starts.tolist(), strict=False))
-        self._scores: NDArray[np.float64] = np.full((int(starts[-1]), len(TokenScore._fields)), np.nan)
-        self._keys = [(request.id, index) for request in requests_with_answers for index in range(request.output_len)]
+        self._first = dict(
+            zip([request.id for request in requests_with_answers], starts.tolist(), strict=False)
+        )
+        self._scores: NDArray[np.float64] = np.full(
+            (int(starts[-1]), len(TokenScore._fields)), np.nan
+        )
+        self._keys = [
+            (request.id, index)
+            for request in requests_with_answers
+            for index in range(request.output_len)
+        ]
         self._is_reference = is_reference
         self._reference = _reference(path, (len(self._keys), vocabulary), is_reference)
         self._waiting: list[tuple[int, int, Tensor]] = []
         self._noted = dict.fromkeys(self._first, 0)
-        self._ends: dict[int, Tensor] = {}  # logits at the end of the prompt, by request with options
+        self._ends: dict[
+            int, Tensor
+        ] = {}  # logits at the end of the prompt, by request with options
         self._options: list[tuple[int, int, float]] = []
 
     def note(self, sequence: ScheduledSequence, row: Tensor) -> None:
@@ -193,7 +231,8 @@ class Scorer:
             self._score()
 
     def finished(self, sequence: ScheduledSequence, logits_of: LogitsOf) -> None:
-        """Score the options of a request; their first tokens are predicted by the last prompt token."""
+        """Score the options of a request; their first tokens are predicted by the last prompt
+        token."""
         request = sequence.request
         if not request.options:
             return
@@ -202,7 +241,8 @@ class Scorer:
             self._options.append((request.id, number, mean_nll(end, rows.cpu(), tokens)))
 
     def close(self) -> dict[str, NDArray[np.generic]]:
-        """Score pending rows and return all scores as arrays: keys (request, index), and one array per score.
+        """Score pending rows and return all scores as arrays: keys (request, index), and one array
+        per score.
 
         Options have keys (request, number), with their losses per token.
         """
@@ -231,7 +271,8 @@ class Scorer:
 def _reference(
     path: Path, shape: tuple[int, int], is_reference: bool
 ) -> np.memmap[tuple[int, int], np.dtype[np.float32]]:
-    """Open the file of the reference's logits; if this run is the reference, create it, with NaN first in each row."""
+    """Open the file of the reference's logits; if this run is the reference, create it, with NaN
+    first in each row."""
     if is_reference:
         path.parent.mkdir(parents=True, exist_ok=True)
         created = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
@@ -282,7 +323,10 @@ class Recording:
             "requests": np.array(list(outputs), np.int64),
             "ends": np.cumsum([0, *lengths]),
             "tokens": np.concatenate(
-                [np.empty(0, np.int32), *(np.array(tokens, np.int32) for tokens in outputs.values())]
+                [
+                    np.empty(0, np.int32),
+                    *(np.array(tokens, np.int32) for tokens in outputs.values()),
+                ]
             ),
             "keys": np.array(self._keys, np.int64).reshape(-1, 2),
             "logits": np.array(self._logits, np.float32),

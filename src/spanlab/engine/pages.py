@@ -1,4 +1,5 @@
-"""Paged memory of keys and values: the pool, the pages of requests and nodes, copies to the host."""
+"""Paged memory of keys and values: the pool, the pages of requests and nodes, copies to the
+host."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ PageIds = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PoolShape:
-    """Sizes of a pool, all positive: layers, pages, tokens per page, KV heads, channels per head."""
+    """Sizes of a pool, all positive: layers, pages, tokens per page, KV heads, channels per
+    head."""
 
     layers: int
     pages: int
@@ -52,14 +54,21 @@ class PagePool:
     """
 
     def __init__(
-        self, shape: PoolShape, dtype: torch.dtype, device: torch.device | str, *, poison: bool = False
+        self,
+        shape: PoolShape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        poison: bool = False,
     ) -> None:
         self.shape, self.poison = shape, poison
         sizes = (shape.layers, 2, shape.pages, shape.page_size, shape.kv_heads, shape.head_dim)
         self._storage = torch.zeros(sizes, dtype=dtype, device=device)
         if poison:
             self._storage.fill_(torch.nan)
-        self._free = np.arange(shape.pages)[::-1].copy()  # a stack: the top is at index free_pages - 1
+        self._free = np.arange(shape.pages)[
+            ::-1
+        ].copy()  # a stack: the top is at index free_pages - 1
         self.free_pages = shape.pages
         self._is_free = np.ones(shape.pages, bool)
 
@@ -71,13 +80,16 @@ class PagePool:
         """Values of a layer, [pages, page_size, Hkv, D], as a view."""
         return self._storage[layer, 1]
 
-    # -- allocation ---------------------------------------------------------------------------------------------------
+    # -- allocation
+    # ---------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> PageIds:
         """Allocate `count` pages; OutOfMemoryError if fewer are free."""
         total, free = self.shape.pages, self.free_pages
         if count > free:
-            raise OutOfMemoryError(f"The pool of {total} pages has {free} free, and {count} were wanted at once.")
+            raise OutOfMemoryError(
+                f"The pool of {total} pages has {free} free, and {count} were wanted at once."
+            )
         self.free_pages -= count
         pages = self._free[self.free_pages : free][::-1].copy()
         self._is_free[pages] = False
@@ -94,7 +106,8 @@ class PagePool:
         if self.poison and len(pages):
             self._storage[:, :, torch.from_numpy(pages).to(self._storage.device)] = torch.nan
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory
+    # -------------------------------------------------------------------------------------------------------
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [N, Hkv, D] of one layer to slots [N]."""
@@ -109,9 +122,14 @@ class PagePool:
         copy(pages, (first + source_slots).flatten(), (first + target_slots).flatten())
 
     def checksum(self, pages: Sequence[int]) -> str:
-        """Digest of the bytes of pages in all layers, for tests that shared pages are never written."""
-        contents = self._storage[:, :, torch.tensor(pages, device=self._storage.device)].contiguous()
-        return hashlib.blake2b(contents.cpu().view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+        """Digest of the bytes of pages in all layers, for tests that shared pages are never
+        written."""
+        contents = self._storage[
+            :, :, torch.tensor(pages, device=self._storage.device)
+        ].contiguous()
+        return hashlib.blake2b(
+            contents.cpu().view(torch.uint8).numpy().tobytes(), digest_size=16
+        ).hexdigest()
 
 
 # ------------------------------------------------------------------------------
@@ -136,8 +154,11 @@ class TransferBatch:
         self._used = self._size = 0  # bytes of the last buffer
         self._callbacks: list[Callable[[], None]] = []
 
-    def add(self, arrays: Sequence[NDArray[np.generic]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Return arrays as aligned device tensors of `dtype`; their contents are valid after `send`."""
+    def add(
+        self, arrays: Sequence[NDArray[np.generic]], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        """Return arrays as aligned device tensors of `dtype`; their contents are valid after
+        `send`."""
         assert device == self._device, "a transfer has one target device"
         lengths, unit = [len(values) for values in arrays], _ALIGNED // dtype.itemsize
         gaps = [-length % unit for length in lengths]
@@ -152,7 +173,11 @@ class TransferBatch:
         for values, length, gap in zip(arrays, lengths, gaps, strict=True):
             numbers[offset : offset + length] = values
             offset += length + gap
-        return list(target.view(dtype).split(list(chain.from_iterable(zip(lengths, gaps, strict=True))))[::2])
+        return list(
+            target.view(dtype).split(list(chain.from_iterable(zip(lengths, gaps, strict=True))))[
+                ::2
+            ]
+        )
 
     def after_send(self, callback: Callable[[], None]) -> None:
         """Register a callback for `send`, after the copies are launched."""
@@ -188,7 +213,8 @@ _MIN_CAPACITY = 16  # entries of the smallest non-empty list
 
 
 class PageTable:
-    """Page lists in one array; each list occupies a contiguous range of entries, a power of two long.
+    """Page lists in one array; each list occupies a contiguous range of entries, a power of two
+    long.
 
     `update` copies only the entries written since the previous update to the device: a decode step
     sends one number per newly allocated page.
@@ -321,11 +347,14 @@ class NodePages:
         return self._pages[node]
 
     def __setitem__(self, node: Node, pages: PageIds) -> None:
-        assert len(pages) * self._page_size == node.depth - node.start, "pages do not fit their node"
+        assert len(pages) * self._page_size == node.depth - node.start, (
+            "pages do not fit their node"
+        )
         self._pages[node] = pages
 
     def path(self, node: Node, stop: int) -> PageIds:
-        """Pages of the first `stop` tokens of the path to `node`, in order; a node must end at `stop`."""
+        """Pages of the first `stop` tokens of the path to `node`, in order; a node must end at
+        `stop`."""
         parts = [self._pages[step] for step in node.path() if step.depth <= stop]
         return np.concatenate([_NONE, *reversed(parts)])
 
@@ -333,7 +362,8 @@ class NodePages:
         """All pages of stored nodes."""
         return [page for pages in self._pages.values() for page in pages.tolist()]
 
-    # -- tree callbacks -----------------------------------------------------------------------------------------------
+    # -- tree callbacks
+    # -----------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
         """Divide a node's pages at the split; a node that is not registered yet has none."""
@@ -353,7 +383,9 @@ class NodePages:
 Indices = NDArray[np.int64]
 
 
-def carried_rotation(key_layout: SpanSettings, cache_span: CacheSpan, base: int | Indices, rows: Indices) -> Indices:
+def carried_rotation(
+    key_layout: SpanSettings, cache_span: CacheSpan, base: int | Indices, rows: Indices
+) -> Indices:
     """Rotation of stored keys, in positions, for tokens `rows` of a cache span at position `base`.
 
     Ordered text is stored at its position, because it is never read at another one.
@@ -368,7 +400,9 @@ def bases(cache_spans: tuple[CacheSpan, ...], overlapping: bool) -> list[int]:
     if not overlapping:
         return [cache_span.start for cache_span in cache_spans]
     head = next((cache_span.start for cache_span in cache_spans if cache_span.independent), 0)
-    spans = [cache_span.stop - cache_span.start for cache_span in cache_spans if cache_span.independent]
+    spans = [
+        cache_span.stop - cache_span.start for cache_span in cache_spans if cache_span.independent
+    ]
     position, positions = head + max(spans, default=0), []
     for cache_span in cache_spans:
         if cache_span.independent:

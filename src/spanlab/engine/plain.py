@@ -1,4 +1,5 @@
-"""A model as transformers runs it, without a cache between requests, beside which our engine is measured."""
+"""A model as transformers runs it, without a cache between requests, beside which our engine is
+measured."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from spanlab.engine.engine import PHASES
 
 
 class PlainForward:
-    """Backend of a serving loop that computes each prompt whole, as a plain transformers program does.
+    """Backend of a serving loop that computes each prompt whole, as a plain transformers program
+    does.
 
-    A prompt is one forward, in the step of its last chunk; each token of an answer is another one. Sequences do not
-    share a forward. Answers are sampled greedily. Step durations are measured and include host work.
+    A prompt is one forward, in the step of its last chunk; each token of an answer is another one.
+    Sequences do not share a forward. Answers are sampled greedily. Step durations are measured and
+    include host work.
 
     `outputs`  tokens generated so far, by request id
     `counter`  nanoseconds of a monotonic clock
@@ -58,12 +61,16 @@ class PlainForward:
 
     @torch.inference_mode()
     def _compute(self, sequence: ScheduledSequence, cache: Any) -> None:
-        """Append the next token of a sequence; without a `cache`, all its tokens so far are computed."""
+        """Append the next token of a sequence; without a `cache`, all its tokens so far are
+        computed."""
         request = sequence.request
         output = self.outputs.setdefault(request.id, [])
         ids = self._ids(sequence, output) if cache is None else torch.tensor([output[-1]])
         out = self._twin(
-            input_ids=ids[None].to(self._twin.device), past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=ids[None].to(self._twin.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         self._caches[sequence] = out.past_key_values
         output.append(int(out.logits[0, -1].argmax()))

@@ -1,7 +1,9 @@
-"""Recurrent layers over packed rows: every sequence's state advances over its rows and is copied at checkpoints.
+"""Recurrent layers over packed rows: every sequence's state advances over its rows and is copied at
+checkpoints.
 
-A layer's mixer is transformers' module, run once over all rows. Its convolution and its scan start from the state of
-each sequence. Scans are split at checkpoint positions, so that states are captured during the regular prefill.
+A layer's mixer is transformers' module, run once over all rows. Its convolution and its scan start
+from the state of each sequence. Scans are split at checkpoint positions, so that states are
+captured during the regular prefill.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from spanlab_kernels.attention.batch import Send, to_device
 # ------------------------------------------------------------------------------
 
 Window = tuple[int, ...]
-"""The last `kernel` − 1 inputs of a sequence: rows of a forward (>= 0), zeros (-1), or stored inputs (<= -2)."""
+"""The last `kernel` − 1 inputs of a sequence: rows of a forward (>= 0), zeros (-1), or stored
+inputs (<= -2)."""
 
 _ZEROS = -1
 _STORED = -2
@@ -47,7 +50,8 @@ class SlotRef(NamedTuple):
     slot: int
 
     def memory(self, layer: Layers) -> Tensor:
-        """The slot's conv inputs [channels, kernel − 1]; for all layers [layers · channels, kernel − 1]."""
+        """The slot's conv inputs [channels, kernel − 1]; for all layers [layers · channels, kernel
+        − 1]."""
         return self.pool.conv(layer, self.slot).flatten(0, -2)
 
 
@@ -97,13 +101,16 @@ class Windows:
 
 
 class ConvRows:
-    """Convolution inputs of a layer: the rows of every scan after their earlier inputs, and updates of conv states.
+    """Convolution inputs of a layer: the rows of every scan after their earlier inputs, and updates
+    of conv states.
 
     The inputs form a table: the rows of scans in order, each after `kernel - 1` earlier inputs;
     zeros; stored inputs. Its indexes may be sent later, before the first layer runs.
     """
 
-    def __init__(self, windows: Windows, rows: int, device: torch.device, send: Send = to_device) -> None:
+    def __init__(
+        self, windows: Windows, rows: int, device: torch.device, send: Send = to_device
+    ) -> None:
         before = sorted(windows.before)
         reach, starts = windows.length, np.array([start for start, _ in before], np.int64)
         self._length = rows + reach * len(before)
@@ -111,10 +118,19 @@ class ConvRows:
         self._row_indices = np.arange(rows) + reach * scans
         self._sources, self._reach = windows.sources, reach
         self._targets = sorted(windows.changed, key=lambda ref: (id(ref.pool), ref.slot))
-        windows_by_use = [window for _, window in before], [windows.by_slot[ref] for ref in self._targets]
+        windows_by_use = (
+            [window for _, window in before],
+            [windows.by_slot[ref] for ref in self._targets],
+        )
         history = starts[:, None] + reach * np.arange(len(before))[:, None] + np.arange(reach)
-        arrays = [self._row_indices, history.ravel(), *(self._in_table(group) for group in windows_by_use)]
-        self._rows, self._history, self._history_sources, self._window_sources = send(arrays, torch.int64, device)
+        arrays = [
+            self._row_indices,
+            history.ravel(),
+            *(self._in_table(group) for group in windows_by_use),
+        ]
+        self._rows, self._history, self._history_sources, self._window_sources = send(
+            arrays, torch.int64, device
+        )
 
     def _in_table(self, windows: list[Window]) -> np.ndarray:
         ids = np.array(windows, np.int64).ravel()
@@ -129,20 +145,28 @@ class ConvRows:
             like = refs[0].memory(layer)
             self._inputs(layer, like.new_empty(0, len(like)))
 
-    def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *args: object) -> Tensor:
-        """Compute the convolution's outputs [1, channels, T] of rows [1, channels, T], and update conv states."""
+    def convolve(
+        self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *args: object
+    ) -> Tensor:
+        """Compute the convolution's outputs [1, channels, T] of rows [1, channels, T], and update
+        conv states."""
         inputs = self._inputs(layer, rows[0].mT)
         outputs = convolution(inputs.mT.contiguous()[None], *args)[0]
         return outputs.mT.contiguous().index_select(0, self._rows).mT[None]
 
     def _inputs(self, layer: Layers, rows: Tensor) -> Tensor:
-        """Fill the table from `rows` [T, channels], update conv states, and return its rows [length, channels]."""
+        """Fill the table from `rows` [T, channels], update conv states, and return its rows
+        [length, channels]."""
         channels, length = rows.shape[1], self._length
         table = rows.new_empty(length + 1 + self._reach * len(self._sources), channels)
         table[length] = 0
         if self._sources:
             stored = torch.stack([ref.memory(layer) for ref in self._sources])
-            torch.stack(tuple(stored.unbind(-1)), dim=1, out=table[length + 1 :].view(-1, self._reach, channels))
+            torch.stack(
+                tuple(stored.unbind(-1)),
+                dim=1,
+                out=table[length + 1 :].view(-1, self._reach, channels),
+            )
         table.index_copy_(0, self._rows, rows)
         table.index_copy_(0, self._history, table.index_select(0, self._history_sources))
         if self._targets:
@@ -171,7 +195,8 @@ class LayeredRows(ABC):
     """Rows of one forward in all recurrent layers; mixers must be patched by `intercept_mixer`."""
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
-        """Compute one layer's output [1, T, H]; updates states in the pool and copies captured states."""
+        """Compute one layer's output [1, T, H]; updates states in the pool and copies captured
+        states."""
         out: Tensor = mixer(hidden, **{KEYWORD: (self, layer)})
         return out
 
@@ -189,7 +214,8 @@ class LayeredRows(ABC):
 
 
 def intercept_mixer(mixer: nn.Module) -> None:
-    """Patch a mixer's convolution and scan to use `LayeredRows` if they are passed; other calls are unchanged.
+    """Patch a mixer's convolution and scan to use `LayeredRows` if they are passed; other calls are
+    unchanged.
 
     Both functions are attributes of the mixer, or of the module that defines it.
     """
@@ -218,7 +244,9 @@ def _convolution(original: Convolution) -> Convolution:
         if span_rows is None:
             return original(rows, *args, activation=activation, **kwargs)
         layered, layer = span_rows
-        return layered.convolve(layer, lambda *inputs: original(*inputs, activation=activation), rows, *args)
+        return layered.convolve(
+            layer, lambda *inputs: original(*inputs, activation=activation), rows, *args
+        )
 
     setattr(run, _MARK, True)
     return run
@@ -297,7 +325,8 @@ Action = Change | Scan
 
 @dataclass(frozen=True, slots=True)
 class StateScan(Scan):
-    """Scan rows `[start, stop)` of a forward with the state in `slot`, then copy the state to `copy_slot`, if any.
+    """Scan rows `[start, stop)` of a forward with the state in `slot`, then copy the state to
+    `copy_slot`, if any.
 
     `position`       position of the state before these rows
     `copy_position`  position of the copy; None: the position of the state
@@ -330,11 +359,14 @@ class StateScan(Scan):
         stop = self.position + self.stop - self.start
         states.advance(self.slot, self.position, stop)
         if self.copy_slot is not None:
-            states.advance(self.copy_slot, 0, stop if self.copy_position is None else self.copy_position)
+            states.advance(
+                self.copy_slot, 0, stop if self.copy_position is None else self.copy_position
+            )
 
 
 class PackedMixer(nn.Module):
-    """Replaces the recurrent mixer of a decoder layer; without a `Forward` it calls the mixer unchanged."""
+    """Replaces the recurrent mixer of a decoder layer; without a `Forward` it calls the mixer
+    unchanged."""
 
     def __init__(self, layer: int, mixer: nn.Module) -> None:
         super().__init__()
@@ -366,7 +398,8 @@ def silence_kernel_warnings(model: PreTrainedModel) -> None:
 
 
 class _ScanGroup(NamedTuple):
-    """Consecutive scans of a sequence and the changes before them; no scans at the end of the sequence."""
+    """Consecutive scans of a sequence and the changes before them; no scans at the end of the
+    sequence."""
 
     changes: list[Change]
     scans: list[Scan]
@@ -401,9 +434,15 @@ class Recurrence(LayeredRows):
         send: Send = to_device,
     ) -> None:
         self._pool, self._actions = pool, list(chain.from_iterable(sequences))
-        grouped = zip_longest(*(_scan_groups(actions) for actions in sequences), fillvalue=_ScanGroup([], []))
-        self._rounds = [_round(pool, groups, partial(plan_scan, device=device, send=send)) for groups in grouped]
-        rows = sum(action.stop - action.start for action in self._actions if isinstance(action, Scan))
+        grouped = zip_longest(
+            *(_scan_groups(actions) for actions in sequences), fillvalue=_ScanGroup([], [])
+        )
+        self._rounds = [
+            _round(pool, groups, partial(plan_scan, device=device, send=send)) for groups in grouped
+        ]
+        rows = sum(
+            action.stop - action.start for action in self._actions if isinstance(action, Scan)
+        )
         self._conv = ConvRows(_windows(pool, self._actions), rows, device, send)
 
     def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *args: object) -> Tensor:
@@ -421,7 +460,9 @@ class Recurrence(LayeredRows):
         return out
 
     def _run_batch(self, layer: int, batch: _Batch, inputs: ScanInputs, out: Tensor) -> None:
-        memory = list(zip(*(scans[0].memory(self._pool, layer) for scans in batch.scans), strict=True))
+        memory = list(
+            zip(*(scans[0].memory(self._pool, layer) for scans in batch.scans), strict=True)
+        )
         stacked = [torch.stack(tensors) for tensors in memory]
         states = stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=-1)
 
@@ -454,10 +495,15 @@ def _scan_groups(actions: Iterable[Action]) -> Iterator[_ScanGroup]:
 
 def _continues(before: Scan, action: Action) -> bool:
     """Whether an action scans the rows after those of a scan, in the same slot."""
-    return isinstance(action, type(before)) and (action.slot, action.start) == (before.slot, before.stop)
+    return isinstance(action, type(before)) and (action.slot, action.start) == (
+        before.slot,
+        before.stop,
+    )
 
 
-def _round(pool: StatePool, groups: Iterable[_ScanGroup], plan: Callable[[Sequence[Segment]], ScanPlan]) -> _Round:
+def _round(
+    pool: StatePool, groups: Iterable[_ScanGroup], plan: Callable[[Sequence[Segment]], ScanPlan]
+) -> _Round:
     changes: list[Change] = []
     by_shape: dict[object, list[list[Scan]]] = {}
     for group in groups:
@@ -507,7 +553,12 @@ class DecodeRecurrence(LayeredRows):
     """
 
     def __init__(
-        self, pool: StatePool, scans: Sequence[StateScan], rows: int, device: torch.device, send: Send = to_device
+        self,
+        pool: StatePool,
+        scans: Sequence[StateScan],
+        rows: int,
+        device: torch.device,
+        send: Send = to_device,
     ) -> None:
         self._pool, self._scans, self._scan = pool, scans, row_scan(device)
         slab_rows = np.full(rows, PADDING_ROW)

@@ -17,7 +17,15 @@ from spanlab.engine.hook import Attend, Keep, Project, Projected
 from spanlab.engine.model import AttentionContext
 from spanlab.engine.pages import TransferBatch
 from spanlab.engine.request_state import RequestState
-from spanlab.engine.rows import Packer, QueryRows, attention_of, chunk_rows, probe_rows, reading_before, rows_of_query
+from spanlab.engine.rows import (
+    Packer,
+    QueryRows,
+    attention_of,
+    chunk_rows,
+    probe_rows,
+    reading_before,
+    rows_of_query,
+)
 from spanlab_kernels.attention.batch import to_device
 
 # ------------------------------------------------------------------------------
@@ -30,18 +38,26 @@ HOST = torch.device("cpu")
 class RowChooser:
     """Selects rows during a forward by their scores; rows that are not `free` are always computed.
 
-    Single selection: the `count` free rows with the highest scores at the layer that `Repair` names. Gradual selection:
-    from 1.5 to 0.5 of `count` rows, `count` on average, scored in every layer among the remaining rows.
+    Single selection: the `count` free rows with the highest scores at the layer that `Repair`
+    names. Gradual selection: from 1.5 to 0.5 of `count` rows, `count` on average, scored in every
+    layer among the remaining rows.
 
     `rows`  indices, increasing, of the rows that are still computed
     """
 
     def __init__(
-        self, rule: Repair, count: int, layers: int, free: NDArray[np.bool_], device: torch.device = HOST
+        self,
+        rule: Repair,
+        count: int,
+        layers: int,
+        free: NDArray[np.bool_],
+        device: torch.device = HOST,
     ) -> None:
         self._layers = layers
         (self._free,) = to_device([free], torch.bool, device)
-        self._first = min(rule.shallow_layers, layers)  # the first layer that computes fewer rows in full
+        self._first = min(
+            rule.shallow_layers, layers
+        )  # the first layer that computes fewer rows in full
         self._gradual = rule.kind == "deviation_gradual"
         self._filters_queries = rule.filters_queries
         self._count, self._total = count, int(np.count_nonzero(free))
@@ -54,14 +70,19 @@ class RowChooser:
 
     def measures(self, layer: int) -> bool:
         """Whether this layer's keys and values select the rows of the next layer."""
-        return not self._filters_queries and layer + 1 >= self._first and (self._gradual or layer + 1 == self._first)
+        return (
+            not self._filters_queries
+            and layer + 1 >= self._first
+            and (self._gradual or layer + 1 == self._first)
+        )
 
     def rank(self, scores: Tensor) -> None:
         """Set the scores, float32 [T], of the remaining rows."""
         self._scores = torch.where(self._free[self.rows], scores, torch.inf)
 
     def keep(self, layer: int) -> Tensor | None:
-        """Select among the rows that enter `layer`; return their indices, or None to compute all of them."""
+        """Select among the rows that enter `layer`; return their indices, or None to compute all of
+        them."""
         if layer < self._first or not (self.projects(layer) or self.measures(layer - 1)):
             return None
         if not self._gradual or self._layers - self._first < 2:
@@ -87,13 +108,17 @@ _SCORED = {"keys": (0,), "values": (1,), "both": (0, 1)}
 
 
 class NoRowsLeft(Exception):  # noqa: N818 - control flow, no error
-    """Stops a forward without remaining rows, because transformers' layers accept no empty batch."""
+    """Stops a forward without remaining rows, because transformers' layers accept no empty
+    batch."""
 
 
 class Blend(ABC):
-    """The attention of one repair, and the selection of `count` of its free rows during the forward."""
+    """The attention of one repair, and the selection of `count` of its free rows during the
+    forward."""
 
-    def __init__(self, rule: Repair, count: int, rows: QueryRows, context: AttentionContext) -> None:
+    def __init__(
+        self, rule: Repair, count: int, rows: QueryRows, context: AttentionContext
+    ) -> None:
         self._rule, self._pool, device = rule, context.pool, context.model.device
         (self._slots,) = to_device([rows.slots], torch.int64, device)
         self._chooser = RowChooser(rule, count, context.model.layers, rows.free, device)
@@ -122,14 +147,17 @@ class Blend(ABC):
 
     @abstractmethod
     def _projected(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Rank the rows that reach a layer by its projections, and write keys and values if the rule requires it."""
+        """Rank the rows that reach a layer by its projections, and write keys and values if the
+        rule requires it."""
 
 
 class DeviationBlend(Blend):
-    """CacheBlend: ranks tokens by the deviation of their new keys and values from the stored ones."""
+    """CacheBlend: ranks tokens by the deviation of their new keys and values from the stored
+    ones."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """One layer's attention; its keys and values rank the rows if rows are dropped between layers."""
+        """One layer's attention; its keys and values rank the rows if rows are dropped between
+        layers."""
         if self._chooser.measures(layer):
             self._measure(layer, key, value)
         return super().attend(layer, query, key, value)
@@ -141,13 +169,20 @@ class DeviationBlend(Blend):
 
     def _measure(self, layer: int, key: Tensor, value: Tensor) -> None:
         slots = self._slots[self._chooser.rows]
-        stored = self._pool.keys(layer).flatten(0, 1)[slots], self._pool.values(layer).flatten(0, 1)[slots]
+        stored = (
+            self._pool.keys(layer).flatten(0, 1)[slots],
+            self._pool.values(layer).flatten(0, 1)[slots],
+        )
         self._chooser.rank(deviations(self._rule.score, (key, value), stored))
 
 
 def deviations(score: str, new: tuple[Tensor, Tensor], stored: tuple[Tensor, Tensor]) -> Tensor:
-    """Sum of squared differences [T] of new keys or values [T, Hkv, D], or both, from the stored ones; see `Repair`."""
-    squares = [(new[index].float() - stored[index].float()).square().sum((1, 2)) for index in _SCORED[score]]
+    """Sum of squared differences [T] of new keys or values [T, Hkv, D], or both, from the stored
+    ones; see `Repair`."""
+    squares = [
+        (new[index].float() - stored[index].float()).square().sum((1, 2))
+        for index in _SCORED[score]
+    ]
     return sum(squares[1:], squares[0])
 
 
@@ -162,14 +197,22 @@ class NeighbourBlend(Blend):
     """
 
     def __init__(
-        self, rule: Repair, count: int, rows: QueryRows, context: AttentionContext, before: list[QueryRows]
+        self,
+        rule: Repair,
+        count: int,
+        rows: QueryRows,
+        context: AttentionContext,
+        before: list[QueryRows],
     ) -> None:
         super().__init__(rule, count, rows, context)
         self._before = attention_of(context, *before)
 
     def _projected(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
         self._write(layer, key, value)
-        before, total = (attention.attend_with_sums(layer, query)[1] for attention in (self._before, self._attention))
+        before, total = (
+            attention.attend_with_sums(layer, query)[1]
+            for attention in (self._before, self._attention)
+        )
         self._chooser.rank((before - total).exp().sum(-1))
 
 
@@ -191,12 +234,19 @@ class Probe:
     """
 
     def __init__(
-        self, rows: QueryRows, query_rows: QueryRows, layers: Sequence[int], context: AttentionContext
+        self,
+        rows: QueryRows,
+        query_rows: QueryRows,
+        layers: Sequence[int],
+        context: AttentionContext,
     ) -> None:
         self._pool, self._layers, device = context.pool, layers, context.model.device
         (self._slots,) = to_device([rows.slots], torch.int64, device)
         self._attention = attention_of(context, rows)
-        self._query_attention, self._count = attention_of(context, query_rows), len(query_rows.indices)
+        self._query_attention, self._count = (
+            attention_of(context, query_rows),
+            len(query_rows.indices),
+        )
         self._positions = np.concatenate(
             [np.arange(span.index, span.index + span.length) for span, _ in query_rows.spans]
         )
@@ -207,7 +257,9 @@ class Probe:
         self._pool.write(layer, self._slots, key, value)
         out, sums = self._attention.attend_with_sums(layer, query)
         if layer in self._layers:
-            self._scores += self._query_attention.mass(layer, query[-self._count :], sums[-self._count :])
+            self._scores += self._query_attention.mass(
+                layer, query[-self._count :], sums[-self._count :]
+            )
         if layer == self._layers[-1]:
             raise NoRowsLeft
         return out
@@ -223,13 +275,15 @@ class Probe:
 
 
 class MeasuredRepair:
-    """A repair rule on one model: a blend recomputes tokens while it selects them, a probe only selects."""
+    """A repair rule on one model: a blend recomputes tokens while it selects them, a probe only
+    selects."""
 
     def __init__(self, rule: Repair, context: AttentionContext, packer: Packer) -> None:
         self._rule, self._context, self._packer = rule, context, packer
 
     def blend(self, request_state: RequestState, chunk: ScheduledChunk) -> None:
-        """Recompute tokens selected among the rows of this forward; the selection changes from layer to layer."""
+        """Recompute tokens selected among the rows of this forward; the selection changes from
+        layer to layer."""
         rule, spans = self._rule, request_state.allocation.plan.spans
         everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
         rows, count = chunk_rows(request_state, chunk, everything), rule.count(spans)
@@ -237,12 +291,16 @@ class MeasuredRepair:
         if rule.compares:
             blend = DeviationBlend(rule, count, rows, self._context)
         else:
-            blend = NeighbourBlend(rule, count, rows, self._context, reading_before(request_state, rows))
+            blend = NeighbourBlend(
+                rule, count, rows, self._context, reading_before(request_state, rows)
+            )
         self._run(chunk.sequence, rows, blend.attend, blend.keep, blend.project)
 
     def probe(self, request_state: RequestState, chunk: ScheduledChunk) -> np.ndarray:
         """Prompt positions with the highest attention from the query, increasing."""
-        assert self._rule.layers is not None, "the layers of a profile are named once the model is known"
+        assert self._rule.layers is not None, (
+            "the layers of a profile are named once the model is known"
+        )
         rows = probe_rows(request_state, chunk.start)
         probe = Probe(rows, rows_of_query(request_state, rows), self._rule.layers, self._context)
         self._run(chunk.sequence, rows, probe.attend)
@@ -261,4 +319,6 @@ class MeasuredRepair:
         packed = self._packer.pack([sequence], [rows], [0], None, transfer)
         transfer.send()
         with suppress(NoRowsLeft):
-            self._context.model.forward(packed.ids, packed.rotations, attend, packed.logits_rows, keep, project=project)
+            self._context.model.forward(
+                packed.ids, packed.rotations, attend, packed.logits_rows, keep, project=project
+            )

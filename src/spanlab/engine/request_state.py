@@ -1,4 +1,5 @@
-"""One admitted request on the device: pages of its cache spans, copies that replace them, recurrent state."""
+"""One admitted request on the device: pages of its cache spans, copies that replace them, recurrent
+state."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from spanlab.engine.states import RunningState
 
 
 class SpanView(NamedTuple):
-    """Tokens `[start, stop)` of a cache span as attention reads them from `pages`; `shift` as `RequestState.shift`."""
+    """Tokens `[start, stop)` of a cache span as attention reads them from `pages`; `shift` as
+    `RequestState.shift`."""
 
     start: int
     stop: int
@@ -29,8 +31,10 @@ class SpanView(NamedTuple):
 class SpanPages:
     """Pages of one cache span; page i holds its tokens [i · page_size, (i + 1) · page_size).
 
-    `stored_pages`  number of leading pages that belong to the tree; the others are private to the request
-    `copy`          pages read instead of `pages` for tokens [0, copied); some or all of them are private to the request
+    `stored_pages`  number of leading pages that belong to the tree; the others are private to the
+                    request
+    `copy`          pages read instead of `pages` for tokens [0, copied); some or all of them are
+                    private to the request
     """
 
     cache_span: CacheSpan
@@ -42,7 +46,8 @@ class SpanPages:
 
 
 class RequestState:
-    """Pages and recurrent state of a sequence, from its admission until it finishes or is preempted."""
+    """Pages and recurrent state of a sequence, from its admission until it finishes or is
+    preempted."""
 
     def __init__(
         self,
@@ -64,10 +69,18 @@ class RequestState:
         ):
             # equal spans share one page list, so that updates apply to both
             shared_pages = None if plan.twin is None else self.spans[plan.twin].pages
-            pages = PageList(table, nodes.path(node, plan.stored)) if shared_pages is None else shared_pages
-            self.spans.append(SpanPages(cache_span, base, pages, plan.stored // self.page_size, PageList(table)))
+            pages = (
+                PageList(table, nodes.path(node, plan.stored))
+                if shared_pages is None
+                else shared_pages
+            )
+            self.spans.append(
+                SpanPages(cache_span, base, pages, plan.stored // self.page_size, PageList(table))
+            )
         self._private: list[PageIds] = []
-        self.repaired: np.ndarray | None = None  # prompt positions that a repair recomputes, once selected
+        self.repaired: np.ndarray | None = (
+            None  # prompt positions that a repair recomputes, once selected
+        )
         self._linked = set(allocation.links)
         for index, link in allocation.links.items():
             self.spans[index].copy.extend(nodes.path(link, link.depth))
@@ -80,7 +93,8 @@ class RequestState:
         return self.state
 
     def repaired_by(self, rule: Repair) -> np.ndarray:
-        """Prompt positions that a repair recomputes, increasing: selected by a probe, or else by `rule`."""
+        """Prompt positions that a repair recomputes, increasing: selected by a probe, or else by
+        `rule`."""
         if self.repaired is None:
             plan = self.allocation.plan
             self.repaired = np.array(rule.rows(plan.spans, plan.request.id), np.int64)
@@ -100,7 +114,9 @@ class RequestState:
         """Slots to which tokens `rows`, relative to the cache span's start, are written."""
         span_pages = self.spans[index]
         pages = span_pages.copy if in_copy else span_pages.pages
-        slots: np.ndarray = pages.ids[rows // self.page_size] * self.page_size + rows % self.page_size
+        slots: np.ndarray = (
+            pages.ids[rows // self.page_size] * self.page_size + rows % self.page_size
+        )
         return slots
 
     def views(self, index: int, stop: int) -> list[SpanView]:
@@ -108,18 +124,26 @@ class RequestState:
         span_pages = self.spans[index]
         cut = min(span_pages.copied, stop)
         rotated = self.key_layout.rotates_copies and span_pages.copied > 0
-        copied_views = [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
-        return [*copied_views, SpanView(cut, stop, span_pages.pages, self.shift(index))] if stop > cut else copied_views
+        copied_views = (
+            [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
+        )
+        return (
+            [*copied_views, SpanView(cut, stop, span_pages.pages, self.shift(index))]
+            if stop > cut
+            else copied_views
+        )
 
     def own_views(self, index: int, stop: int) -> list[SpanView]:
-        """Views for rows of the same cache span; a span computed alone does not read its repaired copy."""
+        """Views for rows of the same cache span; a span computed alone does not read its repaired
+        copy."""
         span_pages = self.spans[index]
         if index in self._linked:
             return [SpanView(0, stop, span_pages.pages, self.shift(index))]
         return self.views(index, stop)
 
     def shift(self, index: int) -> int:
-        """Number of positions by which stored keys must still be rotated to their position in the prompt."""
+        """Number of positions by which stored keys must still be rotated to their position in the
+        prompt."""
         span_pages, key_layout = self.spans[index], self.key_layout
         rotated = key_layout.keys == "absolute" or (
             key_layout.keys == "local" and not span_pages.cache_span.independent
@@ -131,15 +155,21 @@ class RequestState:
         span_pages = self.spans[index]
         return carried_rotation(self.key_layout, span_pages.cache_span, span_pages.base, rows)
 
-    # -- copies -------------------------------------------------------------------------------------------------------
+    # -- copies
+    # -------------------------------------------------------------------------------------------------------
 
     def uncopied(self) -> list[int]:
         """Spans that a method with copies must still copy before they are read."""
         pairs = zip(self.spans, self.allocation.plan.cache_spans, strict=True)
-        return [index for index, (span_pages, plan) in enumerate(pairs) if span_pages.copied < plan.to_copy]
+        return [
+            index
+            for index, (span_pages, plan) in enumerate(pairs)
+            if span_pages.copied < plan.to_copy
+        ]
 
     def copy_pages_of(self, index: int, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Allocate private pages for copies of the pages with `rows`, or of all; return slots to copy from and to."""
+        """Allocate private pages for copies of the pages with `rows`, or of all; return slots to
+        copy from and to."""
         span_pages, length = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
         ids = span_pages.pages.ids[: -(-length // self.page_size)].copy()
         touched = np.arange(len(ids)) if rows is None else np.unique(rows // self.page_size)
@@ -153,19 +183,24 @@ class RequestState:
         inside = inside[inside < length]
         return self.slots(index, inside), self.slots(index, inside, in_copy=True)
 
-    # -- pages passed to the tree or freed ----------------------------------------------------------------------------
+    # -- pages passed to the tree or freed
+    # ----------------------------------------------------------------------------
 
     def claim(self, index: int) -> None:
-        """Register pages of nodes that the policy stores before their computation, so the same step can read them."""
+        """Register pages of nodes that the policy stores before their computation, so the same step
+        can read them."""
         span_pages = self.spans[index]
         for node in self.allocation.nodes[index].path():
             if node in self._nodes:
                 break
             self.ensure_pages(index, node.depth)
-            self._nodes[node] = span_pages.pages.ids[node.start // self.page_size : node.depth // self.page_size].copy()
+            self._nodes[node] = span_pages.pages.ids[
+                node.start // self.page_size : node.depth // self.page_size
+            ].copy()
 
     def adopt(self, index: int) -> None:
-        """Pass pages of newly stored nodes to the tree, or use the pages that another request stored first."""
+        """Pass pages of newly stored nodes to the tree, or use the pages that another request
+        stored first."""
         span_pages, stored_pages = self.spans[index], self.spans[index].stored_pages
         for node in self.allocation.nodes[index].path():
             first, last = node.start // self.page_size, node.depth // self.page_size
@@ -181,7 +216,8 @@ class RequestState:
             self.state.adopt()
 
     def adopt_links(self) -> None:
-        """Pass pages of newly stored repairs to the tree, or read the pages that another request stored first."""
+        """Pass pages of newly stored repairs to the tree, or read the pages that another request
+        stored first."""
         for index in self.allocation.links.keys() - self._linked:
             for node in self.allocation.links[index].path():
                 self._adopt_link(self.spans[index].copy, node)
@@ -198,12 +234,15 @@ class RequestState:
             self._nodes[node] = private
 
     def _replace(self, span_pages: SpanPages, first: int, pages: PageIds) -> None:
-        """Replace private pages by pages that another request stored, also in partial copies, and free them."""
+        """Replace private pages by pages that another request stored, also in partial copies, and
+        free them."""
         private = span_pages.pages.ids[first : first + len(pages)].copy()
         span_pages.pages.replace(first, pages)
         for other in self.spans:
             if other.pages is span_pages.pages:
-                copied = other.copy.ids[first : first + len(pages)]  # a page of the copy, or the page that is replaced
+                copied = other.copy.ids[
+                    first : first + len(pages)
+                ]  # a page of the copy, or the page that is replaced
                 updated = np.where(copied == private[: len(copied)], pages[: len(copied)], copied)
                 other.copy.replace(first, updated)
         self._pool.free(private)
@@ -211,7 +250,11 @@ class RequestState:
     def free(self) -> None:
         """Free the request's private pages, page lists and recurrent state."""
         pairs = list(zip(self.spans, self.allocation.plan.cache_spans, strict=True))
-        private = [span_pages.pages.ids[span_pages.stored_pages :] for span_pages, plan in pairs if plan.twin is None]
+        private = [
+            span_pages.pages.ids[span_pages.stored_pages :]
+            for span_pages, plan in pairs
+            if plan.twin is None
+        ]
         self._pool.free(np.concatenate([*private, *self._private]))
         for span_pages, plan in pairs:
             span_pages.copy.free()

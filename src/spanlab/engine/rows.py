@@ -21,7 +21,16 @@ from spanlab.engine.model import AttentionContext
 from spanlab.engine.pages import TransferBatch, append_to_each, carried_rotation
 from spanlab.engine.request_state import RequestState, SpanView
 from spanlab_kernels.attention import attend
-from spanlab_kernels.attention.batch import Group, GroupArrays, Span, SpanBatch, flatten, joined, pack, to_device
+from spanlab_kernels.attention.batch import (
+    Group,
+    GroupArrays,
+    Span,
+    SpanBatch,
+    flatten,
+    joined,
+    pack,
+    to_device,
+)
 from spanlab_kernels.attention.reference import key_mass
 from spanlab_kernels.blocks import gather, rotate, scatter
 
@@ -38,11 +47,11 @@ class QueryRows:
     `rotations`     RoPE positions that the model applies to query and key
     `shifts`        remaining rotation of the query to its position
     `slots`         slots for key and value
-    `spans`         pairs of a span and a flag: an independent span that ordered text reads; pages are ranges of the
-                    page table
+    `spans`         pairs of a span and a flag: an independent span that ordered text reads; pages
+                    are ranges of the page table
     `free`          False for rows that a measured repair must compute
-    `common_shift`  the shift of all rows if it is equal; keys that lack the same shift need no rotation. Else, and for
-                    raw keys, None
+    `common_shift`  the shift of all rows if it is equal; keys that lack the same shift need no
+                    rotation. Else, and for raw keys, None
     """
 
     indices: np.ndarray
@@ -64,8 +73,11 @@ class QueryRows:
         )
 
 
-def chunk_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None) -> QueryRows:
-    """Rows of a chunk; for a repair, the `repaired` prompt positions and the text between the spans."""
+def chunk_rows(
+    request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None
+) -> QueryRows:
+    """Rows of a chunk; for a repair, the `repaired` prompt positions and the text between the
+    spans."""
     if isinstance(chunk.work, PrefillRange):
         return cache_span_rows(request_state, chunk.work.cache_span, chunk.start, chunk.stop)
     assert repaired is not None, "a repair has no rows"
@@ -78,8 +90,14 @@ def chunk_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.
             break
         if index in chunk.work.cache_spans:
             request_state.ensure_pages(index, stop - start)
-            resume = max(request_state.allocation.plan.cache_spans[index].resume, chunk.start - start)
-            parts.append(_cache_span_arrays(request_state, index, np.arange(resume, stop - start), in_copy=False))
+            resume = max(
+                request_state.allocation.plan.cache_spans[index].resume, chunk.start - start
+            )
+            parts.append(
+                _cache_span_arrays(
+                    request_state, index, np.arange(resume, stop - start), in_copy=False
+                )
+            )
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
         parts.append(_cache_span_arrays(request_state, index, rows, in_copy=True))
         spans += _spans(request_state, index, stop - start)
@@ -87,7 +105,8 @@ def chunk_rows(request_state: RequestState, chunk: ScheduledChunk, repaired: np.
 
 
 def cache_span_rows(request_state: RequestState, index: int, start: int, stop: int) -> QueryRows:
-    """Rows of prompt and output tokens `[start, stop)` of one cache span, in the context of that span."""
+    """Rows of prompt and output tokens `[start, stop)` of one cache span, in the context of that
+    span."""
     span_pages = request_state.spans[index]
     rows = np.arange(start, stop) - span_pages.cache_span.start
     request_state.ensure_pages(index, stop - span_pages.cache_span.start)
@@ -98,13 +117,24 @@ def cache_span_rows(request_state: RequestState, index: int, start: int, stop: i
         spans = [(span, False) for span, _ in spans]
     slots = request_state.slots(index, rows)
     shifts = positions - rotations
-    moves_together = request_state.key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all()
+    moves_together = (
+        request_state.key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all()
+    )
     common_shift = int(shifts[0]) if moves_together else None
-    return QueryRows(np.arange(start, stop), rotations, shifts, slots, spans, np.zeros(len(rows), bool), common_shift)
+    return QueryRows(
+        np.arange(start, stop),
+        rotations,
+        shifts,
+        slots,
+        spans,
+        np.zeros(len(rows), bool),
+        common_shift,
+    )
 
 
 def visible_spans(request_state: RequestState, index: int, stop: int) -> list[tuple[Span, bool]]:
-    """Spans that rows of one cache span up to `stop` attend to, as `QueryRows.spans`; the cache span itself is last."""
+    """Spans that rows of one cache span up to `stop` attend to, as `QueryRows.spans`; the cache
+    span itself is last."""
     cache_span, spans = request_state.spans[index].cache_span, []
     for other in visible(request_state, cache_span):
         earlier = request_state.spans[other].cache_span
@@ -115,19 +145,31 @@ def visible_spans(request_state: RequestState, index: int, stop: int) -> list[tu
 
 def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
     """Earlier cache spans that are visible to rows of a cache span."""
-    return [index for index, other in enumerate(request_state.spans) if other.cache_span.stop <= cache_span.context]
+    return [
+        index
+        for index, other in enumerate(request_state.spans)
+        if other.cache_span.stop <= cache_span.context
+    ]
 
 
 def probe_rows(request_state: RequestState, begin: int) -> QueryRows:
-    """Rows of missing text from prompt position `begin`, with the query at the end; they read spans as stored."""
+    """Rows of missing text from prompt position `begin`, with the query at the end; they read spans
+    as stored."""
     parts, spans = [], []
     plans = request_state.allocation.plan.cache_spans
     for index, (span_pages, plan) in enumerate(zip(request_state.spans, plans, strict=True)):
         cache_span = span_pages.cache_span
         length = cache_span.stop - cache_span.start
-        if cache_span.context == cache_span.start and begin <= cache_span.start + plan.resume < cache_span.stop:
+        if (
+            cache_span.context == cache_span.start
+            and begin <= cache_span.start + plan.resume < cache_span.stop
+        ):
             request_state.ensure_pages(index, length)
-            parts.append(_cache_span_arrays(request_state, index, np.arange(plan.resume, length), in_copy=False))
+            parts.append(
+                _cache_span_arrays(
+                    request_state, index, np.arange(plan.resume, length), in_copy=False
+                )
+            )
         spans += _spans(request_state, index, length)
     return _packed(parts, spans)
 
@@ -158,9 +200,13 @@ def reading_before(request_state: RequestState, rows: QueryRows) -> list[QueryRo
 
 def _packed(parts: list[tuple[np.ndarray, ...]], spans: list[tuple[Span, bool]]) -> QueryRows:
     """Merge rows of several cache spans in prompt order; all attend to the same spans."""
-    indices, rotations, shifts, slots, free = (np.concatenate(column) for column in zip(*parts, strict=True))
+    indices, rotations, shifts, slots, free = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     order = np.argsort(indices, kind="stable")
-    return QueryRows(indices[order], rotations[order], shifts[order], slots[order], spans, free[order], None)
+    return QueryRows(
+        indices[order], rotations[order], shifts[order], slots[order], spans, free[order], None
+    )
 
 
 def _cache_span_arrays(
@@ -171,14 +217,22 @@ def _cache_span_arrays(
     rotated = in_copy and request_state.key_layout.rotates_copies
     rotations = positions if rotated else request_state.rotations(index, rows)
     slots = request_state.slots(index, rows, in_copy=in_copy) if len(rows) else rows
-    return span_pages.cache_span.start + rows, rotations, positions - rotations, slots, np.full(len(rows), in_copy)
+    return (
+        span_pages.cache_span.start + rows,
+        rotations,
+        positions - rotations,
+        slots,
+        np.full(len(rows), in_copy),
+    )
 
 
 def _spans(request_state: RequestState, index: int, stop: int) -> list[tuple[Span, bool]]:
     return _view_spans(request_state, index, request_state.views(index, stop))
 
 
-def _view_spans(request_state: RequestState, index: int, views: list[SpanView]) -> list[tuple[Span, bool]]:
+def _view_spans(
+    request_state: RequestState, index: int, views: list[SpanView]
+) -> list[tuple[Span, bool]]:
     cache_span, page = request_state.spans[index].cache_span, request_state.page_size
     spans = []
     for start, end, pages, shift in views:
@@ -241,19 +295,27 @@ class DecodeRows:
         self.reads = {state: previous.get(state) or _spans_of(state) for state in request_states}
         self._groups = joined([reads.groups for reads in self.reads.values()])
         self._independent = np.concatenate([reads.independent for reads in self.reads.values()])
-        self._last_spans = np.cumsum(self._groups.spans) - 1  # the last span of each row is its own cache span
+        self._last_spans = (
+            np.cumsum(self._groups.spans) - 1
+        )  # the last span of each row is its own cache span
 
     def advance(self, outputs: Mapping[int, list[int]]) -> TailRows:
         """Advance every row to its next token, and allocate pages for rows that start a new one.
 
         `outputs`  generated tokens by request id
         """
-        indices = np.array([sequence.prompt + sequence.generated - 1 for sequence in self.sequences], np.int64)
-        tokens = [outputs[sequence.request.id][sequence.generated - 1] for sequence in self.sequences]
+        indices = np.array(
+            [sequence.prompt + sequence.generated - 1 for sequence in self.sequences], np.int64
+        )
+        tokens = [
+            outputs[sequence.request.id][sequence.generated - 1] for sequence in self.sequences
+        ]
         rows, page = indices - self._starts, self._context.pool.shape.page_size
         # append a page to each list that does not contain its page index `last`
         short = [
-            pages for pages, index in zip(self._pages, (rows // page).tolist(), strict=True) if pages.length <= index
+            pages
+            for pages, index in zip(self._pages, (rows // page).tolist(), strict=True)
+            if pages.length <= index
         ]
         if short:
             append_to_each(self._context.pages, short, self._context.pool.allocate(len(short)))
@@ -262,7 +324,9 @@ class DecodeRows:
         rotations = carried_rotation(self._context.key_layout, self._cache_span, self._bases, rows)
         spans = self._groups.of_span
         spans.length[self._last_spans], spans.first_page[self._last_spans] = rows + 1, firsts
-        groups = self._groups._replace(query_index=indices, query_shift=self._bases + rows - rotations)
+        groups = self._groups._replace(
+            query_index=indices, query_shift=self._bases + rows - rotations
+        )
         return TailRows(np.array(tokens, np.int64), rotations, slots, groups, self._independent)
 
 
@@ -295,19 +359,26 @@ class AttentionMetadata:
             pairs.append((decodes.groups, decodes.independent))
         groups = joined([groups for groups, _ in pairs])
         independent = np.concatenate([independent for _, independent in pairs])
-        selections = [~independent, independent] if self._key_layout.reweighs else [np.ones_like(independent)]
+        selections = (
+            [~independent, independent]
+            if self._key_layout.reweighs
+            else [np.ones_like(independent)]
+        )
         self._batches = [self._batch(_reading(groups, chosen), transfer) for chosen in selections]
         self._pages.update(transfer)
 
     def _batch(self, groups: GroupArrays, transfer: TransferBatch) -> tuple[SpanBatch, str]:
         shape, pages = self._pool.shape, self._pages.on_device
-        batch = pack(groups, pages, page_size=shape.page_size, page_count=shape.pages, send=transfer.add)
+        batch = pack(
+            groups, pages, page_size=shape.page_size, page_count=shape.pages, send=transfer.add
+        )
         if self._key_layout.keys == "raw":
             return batch, "KR"
         return batch, "QR" if batch.shifted or groups.of_span.position.any() else "MAT"
 
     def for_replay(self) -> tuple[Hashable, AttentionMetadata]:
-        """Return a graph key and a copy with padded limits; equal keys need equal launches, with other device data."""
+        """Return a graph key and a copy with padded limits; equal keys need equal launches, with
+        other device data."""
         padded = copy(self)
         padded._batches = [(self._widened(batch), form) for batch, form in self._batches]
         return tuple((form, *_limits(batch)) for batch, form in padded._batches), padded
@@ -317,17 +388,28 @@ class AttentionMetadata:
         limits = batch.max_keys, batch.key_count, batch.max_spans, batch.max_position
         keys, all_keys, spans, position = (1 << limit.bit_length() for limit in limits)
         in_table = self._table.length - 1 + min(batch.min_shift, 0)
-        return replace(batch, max_keys=keys, key_count=all_keys, max_spans=spans, max_position=min(position, in_table))
+        return replace(
+            batch,
+            max_keys=keys,
+            key_count=all_keys,
+            max_spans=spans,
+            max_position=min(position, in_table),
+        )
 
     def of_rows(self, rows: Tensor) -> AttentionMetadata:
-        """Metadata of a subset of the rows of one request; `rows` is int64 [K], increasing, on the device."""
+        """Metadata of a subset of the rows of one request; `rows` is int64 [K], increasing, on the
+        device."""
         subset = copy(self)
         subset._batches = [(batch.of_rows(rows), form) for batch, form in self._batches]
         return subset
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        """Output [T, Hq, D] of one layer's queries; keys and values of the rows must already be in the pool."""
-        results = [self._read(layer, query, *batch, spans=bool(index)) for index, batch in enumerate(self._batches)]
+        """Output [T, Hq, D] of one layer's queries; keys and values of the rows must already be in
+        the pool."""
+        results = [
+            self._read(layer, query, *batch, spans=bool(index))
+            for index, batch in enumerate(self._batches)
+        ]
         if len(results) == 1:
             return results[0][0]
         # text and spans are combined as in APE (arXiv 2502.05431), with weights exp(lse) and
@@ -338,21 +420,43 @@ class AttentionMetadata:
         return (share[0] * text[0].float() + share[1] * spans[0].float()).to(text[0].dtype)
 
     def attend_with_sums(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor]:
-        """As `attend`, with the log-sum-exp of every row's scores, float32 [T, Hq]; without reweighing only."""
+        """As `attend`, with the log-sum-exp of every row's scores, float32 [T, Hq]; without
+        reweighing only."""
         (batch,) = self._batches
         return self._read(layer, query, *batch, spans=False)
 
     def mass(self, layer: int, query: Tensor, sums: Tensor) -> Tensor:
-        """Attention weight of every key, summed over rows and heads, float32 [keys]; `sums` cover all visible keys."""
+        """Attention weight of every key, summed over rows and heads, float32 [keys]; `sums` cover
+        all visible keys."""
         ((batch, form),), keys = self._batches, self._pool.keys(layer)
         scale, interleaved = self._model.scales[layer], self._model.rotation.interleaved
-        return key_mass(query, sums, keys, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
+        return key_mass(
+            query,
+            sums,
+            keys,
+            batch,
+            form=form,
+            table=self._table,
+            scale=scale,
+            interleaved=interleaved,
+        )
 
-    def _read(self, layer: int, query: Tensor, batch: SpanBatch, form: str, *, spans: bool) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, layer: int, query: Tensor, batch: SpanBatch, form: str, *, spans: bool
+    ) -> tuple[Tensor, Tensor]:
         scale = self._model.scales[layer] / (self._key_layout.temperature if spans else 1.0)
         keys, values = self._pool.keys(layer), self._pool.values(layer)
         interleaved = self._model.rotation.interleaved
-        return attend(query, keys, values, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
+        return attend(
+            query,
+            keys,
+            values,
+            batch,
+            form=form,
+            table=self._table,
+            scale=scale,
+            interleaved=interleaved,
+        )
 
 
 def attention_of(context: AttentionContext, *rows: QueryRows) -> AttentionMetadata:
@@ -364,7 +468,8 @@ def attention_of(context: AttentionContext, *rows: QueryRows) -> AttentionMetada
 
 
 def _limits(batch: SpanBatch) -> tuple[int, ...]:
-    """Values that kernel launches may depend on: tensor sizes, the page table's address, and integer limits."""
+    """Values that kernel launches may depend on: tensor sizes, the page table's address, and
+    integer limits."""
     values = [getattr(batch, field.name) for field in fields(batch)]
     tensors = [len(value) for value in values if isinstance(value, Tensor)]
     return batch.pages.data_ptr(), *tensors, *(value for value in values if isinstance(value, int))
@@ -402,7 +507,8 @@ _TOGETHER = 1024  # tokens per copy, to bound temporary memory
 
 
 class Move(NamedTuple):
-    """Tokens to copy, int64 [N]: source and target slots, and positions by which keys are rotated."""
+    """Tokens to copy, int64 [N]: source and target slots, and positions by which keys are
+    rotated."""
 
     source: np.ndarray
     target: np.ndarray
@@ -410,9 +516,11 @@ class Move(NamedTuple):
 
 
 class Copier:
-    """Copies spans that a chunk reads, if the method copies spans, else pages that a repair overwrites.
+    """Copies spans that a chunk reads, if the method copies spans, else pages that a repair
+    overwrites.
 
-    The copier records the rotation of every stored key and rotates a copied key once, to its position in the prompt.
+    The copier records the rotation of every stored key and rotates a copied key once, to its
+    position in the prompt.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -427,7 +535,8 @@ class Copier:
     def moves_before(
         self, request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None
     ) -> list[Move]:
-        """Allocate pages for the copies of a chunk and return the moves; `repaired`: prompt positions of a repair."""
+        """Allocate pages for the copies of a chunk and return the moves; `repaired`: prompt
+        positions of a repair."""
         if self._key_layout.copies:
             if isinstance(chunk.work, PrefillRange):
                 read = visible(request_state, request_state.spans[chunk.work.cache_span].cache_span)
@@ -441,7 +550,10 @@ class Copier:
             return moves
         for index, span_pages in enumerate(request_state.spans):
             cache_span = span_pages.cache_span
-            rows = repaired[(repaired >= cache_span.start) & (repaired < cache_span.stop)] - cache_span.start
+            rows = (
+                repaired[(repaired >= cache_span.start) & (repaired < cache_span.stop)]
+                - cache_span.start
+            )
             if len(rows):
                 source, target = request_state.copy_pages_of(index, rows)
                 moves.append(Move(source, target, np.zeros_like(source)))
@@ -453,7 +565,9 @@ class Copier:
             return
         columns = [np.concatenate(column) for column in zip(*moves, strict=True)]
         tensors = to_device(columns, torch.int64, self._pool.keys(0).device)
-        for source, target, shift in zip(*(tensor.split(_TOGETHER) for tensor in tensors), strict=True):
+        for source, target, shift in zip(
+            *(tensor.split(_TOGETHER) for tensor in tensors), strict=True
+        ):
             self._pool.copy(source, target)
             if self._key_layout.rotates_copies:
                 self._rotate(target, shift)
@@ -481,7 +595,8 @@ class Copier:
 
 
 class PackedRows(NamedTuple):
-    """Inputs of one forward, int64 [T]: token ids, rotations, slots; and `logits_rows`, rows that need logits."""
+    """Inputs of one forward, int64 [T]: token ids, rotations, slots; and `logits_rows`, rows that
+    need logits."""
 
     ids: Tensor
     rotations: Tensor
@@ -502,7 +617,12 @@ class Packer:
         copier: Copier,
         device: torch.device,
     ) -> None:
-        self._request_states, self.outputs, self._copier, self._device = request_states, outputs, copier, device
+        self._request_states, self.outputs, self._copier, self._device = (
+            request_states,
+            outputs,
+            copier,
+            device,
+        )
 
     def pack(
         self,
@@ -513,7 +633,8 @@ class Packer:
         transfer: TransferBatch,
         answer: Tokens | None = None,
     ) -> PackedRows:
-        """Pack the `parts` of `sequences`, then decode rows; the last `logits_counts` rows of each part need logits.
+        """Pack the `parts` of `sequences`, then decode rows; the last `logits_counts` rows of each
+        part need logits.
 
         `answer`  token ids after the prompts, in place of the sequences' outputs
         """
@@ -522,17 +643,23 @@ class Packer:
             for sequence, rows in zip(sequences, parts, strict=True)
         ]
         ends = np.cumsum([len(rows.indices) for rows in parts], dtype=np.int64).tolist()
-        logits_rows = [np.arange(end - count, end) for end, count in zip(ends, logits_counts, strict=True)]
+        logits_rows = [
+            np.arange(end - count, end) for end, count in zip(ends, logits_counts, strict=True)
+        ]
         if tails is not None:
             columns.append((tails.ids, tails.rotations, tails.slots))
             logits_rows.append(np.arange(len(tails.slots)) + (ends[-1] if ends else 0))
         ids, rotations, slots = (np.concatenate(column) for column in zip(*columns, strict=True))
         self._copier.note(slots, rotations)
         return PackedRows(
-            *transfer.add([ids, rotations, slots, np.concatenate(logits_rows)], torch.int64, self._device)
+            *transfer.add(
+                [ids, rotations, slots, np.concatenate(logits_rows)], torch.int64, self._device
+            )
         )
 
-    def _ids(self, sequence: ScheduledSequence, indices: NDArray[np.int64], answer: Tokens | None) -> NDArray[np.int64]:
+    def _ids(
+        self, sequence: ScheduledSequence, indices: NDArray[np.int64], answer: Tokens | None
+    ) -> NDArray[np.int64]:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
         if not len(indices) or indices[-1] < prompt:
             return tokens[indices]

@@ -26,24 +26,31 @@ from spanlab_kernels.chunk_scan import Chunks, Steps, scan
 # together; then states advance from chunk to chunk, in plain torch or by a kernel.
 # ------------------------------------------------------------------------------
 
-WIDTHS = (1, 8, 32)  # rows per chunk: the smallest that fits the longest run between stops, else the last
+WIDTHS = (
+    1,
+    8,
+    32,
+)  # rows per chunk: the smallest that fits the longest run between stops, else the last
 _ROWS_AT_ONCE = 256  # more rows exceed a CPU's caches and take longer per row
 _EPSILON = 1e-6  # in the L2 normalisation of queries and keys
 
 
 class Segment(NamedTuple):
-    """Rows of one sequence, from `start` to the last of `stops`; the state is reported at every stop."""
+    """Rows of one sequence, from `start` to the last of `stops`; the state is reported at every
+    stop."""
 
     start: int
     stops: tuple[int, ...]
 
 
 OnStop = Callable[[int, int, Tensor], None]
-"""on_stop(segment, stop, state [heads, d_k, d]): the state of a segment at one of its stops, both as indexes."""
+"""on_stop(segment, stop, state [heads, d_k, d]): the state of a segment at one of its stops, both
+as indexes."""
 
 
 class ScanInputs(NamedTuple):
-    """Scan inputs of a mixer: query and key [T, key heads, d_k], value [T, heads, d], g and beta [T, heads]."""
+    """Scan inputs of a mixer: query and key [T, key heads, d_k], value [T, heads, d], g and beta
+    [T, heads]."""
 
     query: Tensor
     key: Tensor
@@ -53,7 +60,8 @@ class ScanInputs(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """A stop of a segment, at the end of a chunk of its block; `rank` is the segment's position in its batch."""
+    """A stop of a segment, at the end of a chunk of its block; `rank` is the segment's position in
+    its batch."""
 
     chunk: int
     rank: int
@@ -63,9 +71,11 @@ class _Stop(NamedTuple):
 
 @dataclass(frozen=True)
 class _Block:
-    """Chunks of one or more steps that are prepared together, in the order of segments within each step.
+    """Chunks of one or more steps that are prepared together, in the order of segments within each
+    step.
 
-    `rows`           int64 [chunks · width], row of each position; positions past a chunk's end repeat its last row
+    `rows`           int64 [chunks · width], row of each position; positions past a chunk's end
+                     repeat its last row
     `valid`          int64 [chunks · width], 0 past a chunk's end, else 1
     `valid_indices`  int64, indexes of the valid positions
     """
@@ -94,12 +104,16 @@ class _Batch:
 class ChunkScan:
     """A scan of segments, planned once per forward and run for every layer."""
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], device: torch.device, send: Send = to_device
+    ) -> None:
         widths = []
         for segment in segments:
             longest = max(stop - start for start, stop in pairwise((segment.start, *segment.stops)))
             widths.append(next((width for width in WIDTHS if longest <= width), WIDTHS[-1]))
-        chunks = {index: list(_chunks(segment, widths[index])) for index, segment in enumerate(segments)}
+        chunks = {
+            index: list(_chunks(segment, widths[index])) for index, segment in enumerate(segments)
+        }
         ranked = sorted(chunks, key=lambda index: (widths[index], -len(chunks[index])))
         limit = _ROWS_AT_ONCE if device.type == "cpu" else None
         self._batches = []
@@ -112,13 +126,25 @@ class ChunkScan:
             for plan, first in zip(plans, range(0, len(flat), _ARRAYS), strict=True):
                 rows, valid, valid_indices, *of_steps = flat[first : first + _ARRAYS]
                 reported = [(stop.chunk, stop.rank) for stop in plan.stops]
-                blocks.append(_Block(rows, valid, valid_indices, Steps(plan.counts, reported, *of_steps), plan.stops))
-            self._batches.append(_Batch(width, indexes, order == list(range(len(segments))), blocks))
+                blocks.append(
+                    _Block(
+                        rows,
+                        valid,
+                        valid_indices,
+                        Steps(plan.counts, reported, *of_steps),
+                        plan.stops,
+                    )
+                )
+            self._batches.append(
+                _Batch(width, indexes, order == list(range(len(segments))), blocks)
+            )
 
     def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, on_stop: OnStop) -> None:
-        """Update states, float32 [segments, heads, d_k, d], in place; write outputs to `out` [T, heads, d_v].
+        """Update states, float32 [segments, heads, d_k, d], in place; write outputs to `out` [T,
+        heads, d_v].
 
-        If `d` is larger than `d_v`, values are zero and outputs are not computed in the remaining columns.
+        If `d` is larger than `d_v`, values are zero and outputs are not computed in the remaining
+        columns.
         """
         for batch in self._batches:
             state = states if batch.in_order else states.index_select(0, batch.order)
@@ -147,23 +173,31 @@ _ARRAYS = 6
 
 
 class _BlockPlan(NamedTuple):
-    """The `_ARRAYS` arrays of a block: three of its own, then those of its `Steps`; chunks of each step, and stops."""
+    """The `_ARRAYS` arrays of a block: three of its own, then those of its `Steps`; chunks of each
+    step, and stops."""
 
     arrays: tuple[NDArray[np.int64], ...]
     counts: list[int]
     stops: list[_Stop]
 
 
-def _plan_blocks(chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int | None) -> Iterator[_BlockPlan]:
+def _plan_blocks(
+    chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int | None
+) -> Iterator[_BlockPlan]:
     names = list(chunks)
-    columns = [[chunk for chunk in column if chunk is not None] for column in zip_longest(*chunks.values())]
+    columns = [
+        [chunk for chunk in column if chunk is not None] for column in zip_longest(*chunks.values())
+    ]
     for first, last in _group_steps([len(column) for column in columns], width, limit):
         selected = list(chain.from_iterable(columns[first:last]))
         ends = np.array([[chunk.end] for chunk in selected])
         rows = np.array([[chunk.start] for chunk in selected]) + np.arange(width)
         valid = (rows < ends).ravel()
         counts = np.array([len(column) for column in columns[first:last]])
-        firsts, ranks = np.cumsum(counts) - counts, np.concatenate([np.arange(count) for count in counts])
+        firsts, ranks = (
+            np.cumsum(counts) - counts,
+            np.concatenate([np.arange(count) for count in counts]),
+        )
         stops = [
             _Stop(at, rank, names[rank], chunk.stop)
             for at, (rank, chunk) in enumerate(zip(ranks.tolist(), selected, strict=True))
@@ -187,7 +221,9 @@ def _group_steps(counts: Sequence[int], width: int, limit: int | None) -> Iterat
     yield first, len(counts)
 
 
-def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor, on_stop: OnStop) -> None:
+def _run_block(
+    block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor, on_stop: OnStop
+) -> None:
     def report(index: int, after: Tensor) -> None:
         _, _, segment, stop = block.stops[index]
         on_stop(segment, stop, after)
@@ -227,24 +263,35 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> Chunks:
 
 
 def _inverse(system: Tensor) -> Tensor:
-    """The inverse of unit lower triangular matrices [..., width, width]; other entries are not read."""
+    """The inverse of unit lower triangular matrices [..., width, width]; other entries are not
+    read."""
     identity = torch.eye(system.shape[-1], device=system.device).expand_as(system)
-    inverse: Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(
+        system, identity, upper=False, unitriangular=True
+    )
     return inverse
 
 
 def _gather(rows: Tensor, indices: Tensor, width: int) -> Tensor:
     """Gather rows [T, heads, d] into chunks [chunks, heads, width, d], float32."""
-    return rows.index_select(0, indices).float().view(-1, width, *rows.shape[1:]).transpose(1, 2).contiguous()
+    return (
+        rows.index_select(0, indices)
+        .float()
+        .view(-1, width, *rows.shape[1:])
+        .transpose(1, 2)
+        .contiguous()
+    )
 
 
 def inverse_norm(vectors: Tensor) -> Tensor:
-    """1 / sqrt(|x|² + epsilon) [..., 1], the L2 normalisation in the scans of Qwen3.5 and Qwen3-Next."""
+    """1 / sqrt(|x|² + epsilon) [..., 1], the L2 normalisation in the scans of Qwen3.5 and
+    Qwen3-Next."""
     return torch.rsqrt(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).square() + _EPSILON)
 
 
 def per_head(tensor: Tensor, groups: int) -> Tensor:
-    """Repeat key heads [T, key heads, …] for the value heads; each serves `groups` consecutive heads."""
+    """Repeat key heads [T, key heads, …] for the value heads; each serves `groups` consecutive
+    heads."""
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
@@ -278,10 +325,15 @@ def installed_kernels() -> Kernels | None:
     return Kernels(module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
 
 
-def run_kernel(kernel: Kernel, inputs: ScanInputs, states: Tensor, **options: Tensor) -> tuple[Tensor, Tensor]:
+def run_kernel(
+    kernel: Kernel, inputs: ScanInputs, states: Tensor, **options: Tensor
+) -> tuple[Tensor, Tensor]:
     """Outputs and final states of a kernel; each input has one more axis in front."""
     query, key, value, g, beta = inputs
-    query, key = (tensor.repeat_interleave(value.shape[2] // tensor.shape[2], dim=2) for tensor in (query, key))
+    query, key = (
+        tensor.repeat_interleave(value.shape[2] // tensor.shape[2], dim=2)
+        for tensor in (query, key)
+    )
     return kernel(
         query,
         key,
@@ -310,7 +362,11 @@ class KernelScan:
     """A scan of segments by kernels, planned once per forward and run for every layer."""
 
     def __init__(
-        self, segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send = to_device
+        self,
+        segments: Sequence[Segment],
+        device: torch.device,
+        kernels: Kernels,
+        send: Send = to_device,
     ) -> None:
         self._calls = list(_calls(segments, device, kernels, send))
 
@@ -321,7 +377,9 @@ class KernelScan:
             selected = ScanInputs(*(tensor.index_select(0, call.rows)[None] for tensor in inputs))
             value = torch.nn.functional.pad(selected.value, (0, states.shape[-1] - width))
             before = states.index_select(0, call.order)
-            outputs, after = run_kernel(call.kernel, selected._replace(value=value), before, cu_seqlens=call.edges)
+            outputs, after = run_kernel(
+                call.kernel, selected._replace(value=value), before, cu_seqlens=call.edges
+            )
             out.index_copy_(0, call.rows, outputs[0, ..., :width].to(out.dtype))
             states.index_copy_(0, call.order, after.float())
             for segment, state in zip(call.segments, after, strict=True):
@@ -332,13 +390,22 @@ ScanPlan = ChunkScan | KernelScan
 """A scan of segments, planned once per forward and run for every layer."""
 
 
-def plan_scan(segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> ScanPlan:
-    """The fastest scan installed for a device; `send` may copy its indexes later, before the scan runs."""
+def plan_scan(
+    segments: Sequence[Segment], device: torch.device, send: Send = to_device
+) -> ScanPlan:
+    """The fastest scan installed for a device; `send` may copy its indexes later, before the scan
+    runs."""
     kernels = installed_kernels() if device.type == "cuda" else None
-    return ChunkScan(segments, device, send) if kernels is None else KernelScan(segments, device, kernels, send)
+    return (
+        ChunkScan(segments, device, send)
+        if kernels is None
+        else KernelScan(segments, device, kernels, send)
+    )
 
 
-def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send) -> Iterator[_Call]:
+def _calls(
+    segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send
+) -> Iterator[_Call]:
     for number in range(max(len(segment.stops) for segment in segments)):
         rows_of = {}
         for index, segment in enumerate(segments):
@@ -346,7 +413,11 @@ def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, 
                 start, stop = list(pairwise((segment.start, *segment.stops)))[number]
                 rows_of[index] = np.arange(start, stop)
         for kernel, single in ((kernels.single, True), (kernels.chunks, False)):
-            rows = {index: indexes for index, indexes in rows_of.items() if (len(indexes) == 1) == single}
+            rows = {
+                index: indexes
+                for index, indexes in rows_of.items()
+                if (len(indexes) == 1) == single
+            }
             if rows:
                 edges = np.cumsum([0, *(len(indexes) for indexes in rows.values())])
                 arrays = [np.concatenate([*rows.values()]), edges, np.array([*rows])]
@@ -361,7 +432,8 @@ def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, 
 # ------------------------------------------------------------------------------
 
 RowScan = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
-"""scan(inputs, states) -> outputs [T, heads, d_v], and float32 states [T, heads, d_k, d_v] after one row each."""
+"""scan(inputs, states) -> outputs [T, heads, d_v], and float32 states [T, heads, d_k, d_v] after
+one row each."""
 
 
 def row_scan(device: torch.device) -> RowScan:
@@ -385,7 +457,9 @@ def scan_rows(inputs: ScanInputs, states: Tensor) -> tuple[Tensor, Tensor]:
     return (readout[..., 1, :] + overlap * missing).to(inputs.value.dtype), states
 
 
-def scan_rows_by_kernel(kernel: Kernel, inputs: ScanInputs, states: Tensor) -> tuple[Tensor, Tensor]:
+def scan_rows_by_kernel(
+    kernel: Kernel, inputs: ScanInputs, states: Tensor
+) -> tuple[Tensor, Tensor]:
     """A `RowScan` by a kernel for batches of single rows."""
     outputs, after = run_kernel(kernel, ScanInputs(*(tensor[:, None] for tensor in inputs)), states)
     return outputs[:, 0].to(inputs.value.dtype), after.float()

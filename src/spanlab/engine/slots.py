@@ -38,7 +38,12 @@ class SlotPool:
     """
 
     def __init__(
-        self, layers: int, specs: Mapping[str, TensorSpec], device: torch.device | str, *, poison: bool = False
+        self,
+        layers: int,
+        specs: Mapping[str, TensorSpec],
+        device: torch.device | str,
+        *,
+        poison: bool = False,
     ) -> None:
         self.layers, self.specs, self.poison = layers, dict(specs), poison
         self.device = torch.device(device)
@@ -54,13 +59,19 @@ class SlotPool:
     @property
     def slot_bytes(self) -> int:
         """Bytes of the tensors of one slot."""
-        return self.layers * sum(prod(spec.shape) * spec.dtype.itemsize for spec in self.specs.values())
+        return self.layers * sum(
+            prod(spec.shape) * spec.dtype.itemsize for spec in self.specs.values()
+        )
 
-    # -- allocation ---------------------------------------------------------------------------------------------------
+    # -- allocation
+    # ---------------------------------------------------------------------------------------------------
 
     def allocate(self, *, cleared: bool = True) -> int:
-        """Allocate a slot at position 0; without `cleared` its contents are undefined and must be overwritten."""
-        return self._activate(self._free.pop() if self._free else self._add(self._new_tensors()), cleared=cleared)
+        """Allocate a slot at position 0; without `cleared` its contents are undefined and must be
+        overwritten."""
+        return self._activate(
+            self._free.pop() if self._free else self._add(self._new_tensors()), cleared=cleared
+        )
 
     def clear(self, layer: Layers, slot: int) -> None:
         """Zero a slot, or one layer of it."""
@@ -103,7 +114,8 @@ class SlotPool:
         self._positions.append(-1)
         return len(self._slots) - 1
 
-    # -- positions ----------------------------------------------------------------------------------------------------
+    # -- positions
+    # ----------------------------------------------------------------------------------------------------
 
     def check_position(self, slot: int, position: int) -> None:
         """Check that a slot is at a position."""
@@ -120,14 +132,17 @@ class SlotPool:
         assert self._positions[slot] >= 0, "a free slot was written"
         self._positions[slot] = position
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory
+    # -------------------------------------------------------------------------------------------------------
 
     def tensor(self, name: str, layer: Layers, slot: int) -> Tensor:
-        """A tensor of a slot in one layer [*shape], or in all layers [layers, *shape], as a view."""
+        """A tensor of a slot in one layer [*shape], or in all layers [layers, *shape], as a
+        view."""
         return self._slots[slot][name][layer]
 
     def conv(self, layer: Layers, slot: int) -> Tensor:
-        """Conv state, the last inputs [channels, kernel − 1] of the layer's convolution, zero-padded, as a view."""
+        """Conv state, the last inputs [channels, kernel − 1] of the layer's convolution,
+        zero-padded, as a view."""
         return self.tensor("conv", layer, slot)
 
 
@@ -147,7 +162,8 @@ class Slab:
 
     def __init__(self, layers: int, specs: Mapping[str, TensorSpec], device: torch.device) -> None:
         self._memory = {
-            name: torch.zeros((1, layers, *spec.shape), dtype=spec.dtype, device=device) for name, spec in specs.items()
+            name: torch.zeros((1, layers, *spec.shape), dtype=spec.dtype, device=device)
+            for name, spec in specs.items()
         }
         self.rows = 1
 
@@ -175,7 +191,8 @@ class Slab:
 
 @dataclass(frozen=True)
 class StateShape:
-    """Sizes of one state: recurrent layers; per layer, value heads of key_dim × value_dim, and conv inputs.
+    """Sizes of one state: recurrent layers; per layer, value heads of key_dim × value_dim, and conv
+    inputs.
 
     The conv state has the last `kernel` − 1 inputs of each channel, which the next output needs.
     """
@@ -199,12 +216,18 @@ class StateShape:
 class StatePool(SlotPool):
     """Slots of states of all recurrent layers.
 
-    Recurrent states are float32 for every model; conv states have the model's `dtype`. States of running requests are
-    rows of one slab, so that a decode step gathers them with one index tensor; stored states are separate tensors.
+    Recurrent states are float32 for every model; conv states have the model's `dtype`. States of
+    running requests are rows of one slab, so that a decode step gathers them with one index tensor;
+    stored states are separate tensors.
     """
 
     def __init__(
-        self, shape: StateShape, dtype: torch.dtype, device: torch.device | str, *, poison: bool = False
+        self,
+        shape: StateShape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        poison: bool = False,
     ) -> None:
         specs = {"recurrent": shape.state_spec(), "conv": shape.window_spec(dtype)}
         super().__init__(shape.layers, specs, device, poison=poison)

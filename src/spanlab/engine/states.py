@@ -55,7 +55,8 @@ class StoredSlots:
         return list(self._slots.values())
 
     def allocate(self) -> int:
-        """Allocate an uncleared slot for a state that may be stored; the caller must write all of it."""
+        """Allocate an uncleared slot for a state that may be stored; the caller must write all of
+        it."""
         return self._pool.allocate(cleared=False)
 
     def free(self, slot: int) -> None:
@@ -97,7 +98,8 @@ class MapSlots(StoredSlots):
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Copy the stored state in `source`, at `position` of the prompt, to the running state in `slot`."""
+    """Copy the stored state in `source`, at `position` of the prompt, to the running state in
+    `slot`."""
 
     slot: int
     source: int
@@ -118,7 +120,8 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class BeginSpan:
-    """Initialise the working map in `slot`: empty, or from the stored map of `position` tokens in `source`."""
+    """Initialise the working map in `slot`: empty, or from the stored map of `position` tokens in
+    `source`."""
 
     maps: SpanMaps
     slot: int
@@ -147,7 +150,8 @@ class BeginSpan:
 
 @dataclass(frozen=True, slots=True)
 class MapScan(Scan):
-    """Scan rows `[start, stop)` of a forward with the working map in `slot`, from `position` of the span."""
+    """Scan rows `[start, stop)` of a forward with the working map in `slot`, from `position` of the
+    span."""
 
     maps: SpanMaps
     start: int
@@ -160,7 +164,8 @@ class MapScan(Scan):
         windows.scan(SlotRef(self.maps.working, self.slot), self.start, self.stop)
 
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
-        """B and A: state columns are independent, so a scan over values [v, 0] from [B, A] yields the next [B, A]."""
+        """B and A: state columns are independent, so a scan over values [v, 0] from [B, A] yields
+        the next [B, A]."""
         return self.maps.working.columns(layer, self.slot)
 
     def on_stop(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
@@ -175,7 +180,8 @@ class MapScan(Scan):
 
 @dataclass(frozen=True, slots=True)
 class BeginAfterRepair:
-    """Restart the working map in `slot`, at `position` of the span, as the map of tokens after the repaired ones."""
+    """Restart the working map in `slot`, at `position` of the span, as the map of tokens after the
+    repaired ones."""
 
     maps: SpanMaps
     slot: int
@@ -195,7 +201,8 @@ class BeginAfterRepair:
 
 @dataclass(frozen=True, slots=True)
 class StoreMap:
-    """Store the working map in `slot`, of `position` tokens, in `target`, and continue from the stored form.
+    """Store the working map in `slot`, of `position` tokens, in `target`, and continue from the
+    stored form.
 
     So the approximation of a form affects this request like later requests that reuse the span.
     """
@@ -222,13 +229,16 @@ class StoreMap:
 
 @dataclass(frozen=True, slots=True)
 class ApplyMap:
-    """Apply a span's map to the state in `slot`, S ← A S + B, from prompt position `start` to `stop`.
+    """Apply a span's map to the state in `slot`, S ← A S + B, from prompt position `start` to
+    `stop`.
 
     The conv window becomes that of the span's last inputs.
 
-    `source`    slot of a stored map, or of a working map, which is applied in the form in which it would be stored
-    `repaired`  number of span tokens before `start` that the state has scanned. If maps start after repaired tokens
-                and this is 0, the span begins the prompt, and the state becomes B of the whole span.
+    `source`    slot of a stored map, or of a working map, which is applied in the form in which it
+                would be stored
+    `repaired`  number of span tokens before `start` that the state has scanned. If maps start after
+                repaired tokens and this is 0, the span begins the prompt, and the state becomes B
+                of the whole span.
     """
 
     maps: SpanMaps
@@ -256,13 +266,19 @@ class ApplyMap:
             else:
                 state.copy_(working.span_state(layer, slot).to(stored.form.dtype))
         else:
-            applied = stored.map(layer, slot) if pool is stored else stored.packed(working.map(layer, slot))
+            applied = (
+                stored.map(layer, slot)
+                if pool is stored
+                else stored.packed(working.map(layer, slot))
+            )
             state.copy_(applied.apply(state))
 
     def finish(self, states: StatePool) -> None:
         """Advance the state's position."""
         if self.source.pool is self.maps.working:
-            self.maps.working.check_position(self.source.slot, self.repaired + self.stop - self.start)
+            self.maps.working.check_position(
+                self.source.slot, self.repaired + self.stop - self.start
+            )
         states.advance(self.slot, self.start, self.stop)
 
 
@@ -298,7 +314,8 @@ def state_rows(chunk: ScheduledChunk) -> list[StateRows]:
 
 
 class _ScanRange(NamedTuple):
-    """Tokens `[start, stop)` of a cache span that begins at prompt position `origin`; `row` is their first row.
+    """Tokens `[start, stop)` of a cache span that begins at prompt position `origin`; `row` is
+    their first row.
 
     `captured`  whether the state or map at `stop` is captured
     """
@@ -312,7 +329,8 @@ class _ScanRange(NamedTuple):
 
 
 class PendingSlot(NamedTuple):
-    """A captured state or map of a cache span that is not stored yet; `slots` is the collection for its slot."""
+    """A captured state or map of a cache span that is not stored yet; `slots` is the collection for
+    its slot."""
 
     cache_span: int
     slots: StoredSlots
@@ -320,23 +338,30 @@ class PendingSlot(NamedTuple):
 
 
 class RunningState:
-    """The running state of a request from its resume point, and the states and maps that its prefill captures.
+    """The running state of a request from its resume point, and the states and maps that its
+    prefill captures.
 
-    Cache spans are processed in prompt order. Ordered text advances the state; an independent span has a stored or
-    computed map, which is applied when the next cache span is entered. So one working map suffices. If a repair
-    recomputes a span's first tokens, the state scans them, and the map of the remaining tokens is applied after them.
+    Cache spans are processed in prompt order. Ordered text advances the state; an independent span
+    has a stored or computed map, which is applied when the next cache span is entered. So one
+    working map suffices. If a repair recomputes a span's first tokens, the state scans them, and
+    the map of the remaining tokens is applied after them.
     """
 
-    def __init__(self, allocation: TreeAllocation, states: StateSlots, maps: MapSlots | None = None) -> None:
+    def __init__(
+        self, allocation: TreeAllocation, states: StateSlots, maps: MapSlots | None = None
+    ) -> None:
         self._allocation, self._states, self._maps = allocation, states, maps
         self._slot = states.pool.allocate_running()
         self._working: int | None = None
-        self._computed_map: int | None = None  # cache span of the working map, until the map is applied
+        self._computed_map: int | None = (
+            None  # cache span of the working map, until the map is applied
+        )
         self._entered = -1  # the cache span that the state is scanning
         self._passed = 0  # cache spans whose end the state has reached or is scanning towards
         self._pending: dict[int, PendingSlot] = {}  # by prompt position
 
-    # -- from cache span to cache span --------------------------------------------------------------------------------
+    # -- from cache span to cache span
+    # --------------------------------------------------------------------------------
 
     def enter(self, rows: StateRows) -> list[Action]:
         """Actions before these rows; empty for further rows of the same cache span."""
@@ -357,14 +382,19 @@ class RunningState:
         return _from_last_load(actions)
 
     def _advance(self, cache_span: int) -> list[Action]:
-        """Advance the state to a cache span, or to earlier tokens that are recomputed with the full prompt visible."""
+        """Advance the state to a cache span, or to earlier tokens that are recomputed with the full
+        prompt visible."""
         plan, actions = self._allocation.plan, []
         while self._passed < cache_span:
             span_plan = plan.cache_spans[self._passed]
             complete = span_plan.fully_reused or self._passed == self._computed_map
             if span_plan.recomputed_prefix(plan.repair) or not complete:
                 break
-            actions.append(self._apply_map(self._passed) if span_plan.cache_span.independent else self._load(span_plan))
+            actions.append(
+                self._apply_map(self._passed)
+                if span_plan.cache_span.independent
+                else self._load(span_plan)
+            )
             self._passed += 1
         return actions
 
@@ -383,7 +413,9 @@ class RunningState:
 
     def _load(self, plan: CacheSpanPlan) -> Action:
         assert plan.resume_state is not None, "reused text ends at a stored state"
-        return LoadState(self._slot, self._states[plan.resume_state], plan.cache_span.start + plan.resume)
+        return LoadState(
+            self._slot, self._states[plan.resume_state], plan.cache_span.start + plan.resume
+        )
 
     def _begin(self, plan: CacheSpanPlan) -> Action:
         assert self._maps is not None, "spans of hybrid models have maps"
@@ -392,7 +424,8 @@ class RunningState:
         source = None if plan.resume_state is None else self._maps[plan.resume_state]
         return BeginSpan(self._maps.maps, self._working, plan.resume, source)
 
-    # -- rows ---------------------------------------------------------------------------------------------------------
+    # -- rows
+    # ---------------------------------------------------------------------------------------------------------
 
     def actions(self, rows: StateRows, row: int) -> list[Action]:
         """Actions of these rows, starting at `row` of the forward and split at captures."""
@@ -404,7 +437,11 @@ class RunningState:
         inside = {begin} if rows.start < begin < rows.stop else set()
         for start, stop in pairwise(sorted({rows.start, *rows.captures, *inside, rows.stop})):
             first = row + start - rows.start
-            actions += scan(_ScanRange(rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures))
+            actions += scan(
+                _ScanRange(
+                    rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures
+                )
+            )
         return actions + self._after_repair(rows) if rows.again else actions
 
     def _map_start(self, index: int) -> int:
@@ -413,7 +450,8 @@ class RunningState:
         return span_plan.cache_span.start + span_plan.repaired_prefix(self._allocation.plan.repair)
 
     def _after_repair(self, rows: StateRows) -> list[Action]:
-        """Application of the map of the remaining tokens after a span's last recomputed token, if any remain."""
+        """Application of the map of the remaining tokens after a span's last recomputed token, if
+        any remain."""
         if rows.stop < self._map_start(rows.cache_span):
             return []
         cache_span = self._allocation.plan.cache_spans[rows.cache_span].cache_span
@@ -425,12 +463,24 @@ class RunningState:
     def _scan_state(self, tokens: _ScanRange) -> list[Action]:
         copy_slot = self._capture(self._states, tokens) if tokens.captured else None
         last = tokens.row + tokens.stop - tokens.start
-        return [StateScan(tokens.row, last, self._slot, tokens.start, copy_slot, tokens.stop - tokens.origin)]
+        return [
+            StateScan(
+                tokens.row, last, self._slot, tokens.start, copy_slot, tokens.stop - tokens.origin
+            )
+        ]
 
     def _scan_map(self, tokens: _ScanRange) -> list[Action]:
-        assert self._maps is not None and self._working is not None, "a span is entered before it is computed"
-        maps, working, last = self._maps.maps, self._working, tokens.row + tokens.stop - tokens.start
-        actions: list[Action] = [MapScan(maps, tokens.row, last, working, tokens.start - tokens.origin)]
+        assert self._maps is not None and self._working is not None, (
+            "a span is entered before it is computed"
+        )
+        maps, working, last = (
+            self._maps.maps,
+            self._working,
+            tokens.row + tokens.stop - tokens.start,
+        )
+        actions: list[Action] = [
+            MapScan(maps, tokens.row, last, working, tokens.start - tokens.origin)
+        ]
         position = tokens.stop - tokens.origin
         if tokens.start < tokens.stop == self._map_start(tokens.cache_span):
             actions.append(BeginAfterRepair(maps, working, position))
@@ -438,7 +488,8 @@ class RunningState:
             actions.append(StoreMap(maps, working, position, self._capture(self._maps, tokens)))
         return actions
 
-    # -- captured states and maps -------------------------------------------------------------------------------------
+    # -- captured states and maps
+    # -------------------------------------------------------------------------------------
 
     def _capture(self, slots: StoredSlots, tokens: _ScanRange) -> int:
         slot = slots.allocate()
@@ -446,8 +497,11 @@ class RunningState:
         return slot
 
     def adopt(self) -> None:
-        """Register slots of newly stored states and maps; free those that the store already had or has evicted."""
-        for position in [position for position in self._pending if position not in self._allocation.captures]:
+        """Register slots of newly stored states and maps; free those that the store already had or
+        has evicted."""
+        for position in [
+            position for position in self._pending if position not in self._allocation.captures
+        ]:
             cache_span, slots, slot = self._pending.pop(position)
             start = self._allocation.plan.cache_spans[cache_span].cache_span.start
             path = self._allocation.nodes[cache_span].path()
@@ -509,7 +563,8 @@ class Memory:
             self.maps.remove(state)
 
     def load(self, state: RunningState, rows: StateRows) -> None:
-        """Load states and apply maps before these rows; no rows of the state may precede them in the same forward."""
+        """Load states and apply maps before these rows; no rows of the state may precede them in
+        the same forward."""
         run_changes(state.enter(rows), self.states.pool)
 
     def recurrence(
@@ -519,9 +574,11 @@ class Memory:
         send: Send,
         decode_rows: int | None = None,
     ) -> LayeredRows:
-        """Build the recurrent layers' computation for rows packed in this order; `send` may copy indexes later.
+        """Build the recurrent layers' computation for rows packed in this order; `send` may copy
+        indexes later.
 
-        `decode_rows`  number of rows of a decode-only forward, one per state; further rows are padding
+        `decode_rows`  number of rows of a decode-only forward, one per state; further rows are
+                       padding
         """
         sequences: dict[RunningState, list[Action]] = {}
         row = 0

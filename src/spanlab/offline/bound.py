@@ -1,24 +1,26 @@
 """Proven upper bounds on the prompt tokens that any cache of a given memory reuses in one run.
 
 The claim covers every policy that stores whole units, counts running requests inside its budget and
-admits in the given order, independent of its placement, eviction, admission and knowledge of the future.
+admits in the given order, independent of its placement, eviction, admission and knowledge of the
+future.
 
-1. A unit can be reused at admission j only if an earlier request had it in its prompt or output, and it must
-   have stayed in memory since the last of these stored it: no other request could restore it.
-   Where memory for a prompt and its states is reserved at admission, they are stored at once. After a
-   preemption, where memory is allocated step by step, and for output tokens that the workload contains,
-   storing ends with the request. So the unit occupies memory in every slot between that last storing
-   and j. (`reuses`)
+1. A unit can be reused at admission j only if an earlier request had it in its prompt or output,
+   and it must have stayed in memory since the last of these stored it: no other request could
+   restore it. Where memory for a prompt and its states is reserved at admission, they are stored at
+   once. After a preemption, where memory is allocated step by step, and for output tokens that the
+   workload contains, storing ends with the request. So the unit occupies memory in every slot
+   between that last storing and j. (`reuses`)
 2. These ranges of slots are disjoint for one unit, so memory of one slot serves one reuse only.
 3. Where it is reserved, the prompt of request s is in memory in slot s too. It shares no unit with
    the ranges that cross the slot, so these fit beside that prompt and its running state.
 
-The reuse of any policy is therefore a set of ranges within these capacities, and the largest such set
-is an upper bound. Memory of older running requests, of output tokens and of partly filled units is
-ignored, which only loosens the bound. With attention alone the largest set is exact (`belady`). With
-recurrent states, or a limit on entries, it is bounded by weak duality (`packing`), at optimal prices of
-memory (`linear_program`) or, for runs beyond a limit, at approximate ones (`descent`). It is also
-bounded by the exact set for KV with states at no cost. The smaller of the two bounds is returned.
+The reuse of any policy is therefore a set of ranges within these capacities, and the largest such
+set is an upper bound. Memory of older running requests, of output tokens and of partly filled units
+is ignored, which only loosens the bound. With attention alone the largest set is exact (`belady`).
+With recurrent states, or a limit on entries, it is bounded by weak duality (`packing`), at optimal
+prices of memory (`linear_program`) or, for runs beyond a limit, at approximate ones (`descent`). It
+is also bounded by the exact set for KV with states at no cost. The smaller of the two bounds is
+returned.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ from spanlab.records import NS
 
 
 def most_reused_tokens(reuses: Reuses, capacity_tokens: Ints) -> int:
-    """Return the largest reuse in tokens with memory for `capacity_tokens` in each slot, shape (n,)."""
+    """Return the largest reuse in tokens with memory for `capacity_tokens` in each slot, shape
+    (n,)."""
     capacity = np.maximum(capacity_tokens, 0) // reuses.unit
     rows = (reuses.stop > reuses.first).nonzero()[0]
     rows = rows[np.argsort(reuses.first[rows], kind="stable")]
@@ -65,7 +68,8 @@ def most_reused_tokens(reuses: Reuses, capacity_tokens: Ints) -> int:
 
 
 def occupied(first: Ints, stop: Ints, amount: Ints, slots: int) -> Ints:
-    """Return, for each slot, the sum of the amounts whose half-open range `[first, stop)` contains it."""
+    """Return, for each slot, the sum of the amounts whose half-open range `[first, stop)` contains
+    it."""
     change = np.bincount(first, amount, slots + 1) - np.bincount(stop, amount, slots + 1)
     return np.rint(np.cumsum(change[:slots])).astype(np.int64)
 
@@ -134,7 +138,8 @@ class Resource:
 
 @dataclass(frozen=True)
 class Gains:
-    """Gain of the reuse of a path that ends in a row: with the full node, or with its first unit only.
+    """Gain of the reuse of a path that ends in a row: with the full node, or with its first unit
+    only.
 
     Gains between these two must not lie above the straight line; shapes (rows,).
     """
@@ -145,12 +150,16 @@ class Gains:
 
 def in_tokens(reuses: Reuses) -> Gains:
     """Return gains of one per token."""
-    return Gains(reuses.depth.astype(np.float64), (reuses.depth - reuses.tokens + reuses.unit).astype(np.float64))
+    return Gains(
+        reuses.depth.astype(np.float64),
+        (reuses.depth - reuses.tokens + reuses.unit).astype(np.float64),
+    )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The optimal choice at given prices: its bound `value`, and its memory `usage`, shape (resources, slots)."""
+    """The optimal choice at given prices: its bound `value`, and its memory `usage`, shape
+    (resources, slots)."""
 
     value: float
     usage: Floats
@@ -172,17 +181,23 @@ class Packing:
         self.per_token, self.per_reuse, self.per_path = np.array(usage, np.float64).reshape(-1, 3).T
         capacity = [resource.capacity for resource in resources]
         self.capacity = np.array(capacity, np.float64).reshape(-1, reuses.slots)
-        # keep slots in which not everything fits; the deepest reuse of a path occupies the most memory
+        # keep slots in which not everything fits; the deepest reuse of a path occupies the most
+        # memory
         deepest = np.append(self.heads[1:], len(self.path)) - 1
         tight = np.flatnonzero(np.any(self.usage(deepest) > self.capacity, axis=0))
-        self.first, self.stop = np.searchsorted(tight, self.first), np.searchsorted(tight, self.stop)
+        self.first, self.stop = (
+            np.searchsorted(tight, self.first),
+            np.searchsorted(tight, self.stop),
+        )
         self.capacity = self.capacity[:, tight]
         # merge consecutive rows of a path that occupy the same slots
         occupies = self.first < self.stop
         ranges = np.stack([self.first * occupies, self.stop * occupies])
         same = np.concatenate([[False], (ranges[:, 1:] == ranges[:, :-1]).all(axis=0)]) & ~self.new
         starts = np.flatnonzero(~same)
-        self.gains = Gains(self.gains.full[np.append(starts[1:], len(same)) - 1], self.gains.first_unit[starts])
+        self.gains = Gains(
+            self.gains.full[np.append(starts[1:], len(same)) - 1], self.gains.first_unit[starts]
+        )
         self.tokens = np.add.reduceat(self.tokens, starts)
         self.first, self.stop = ranges[:, starts]
         self._number(self.new[starts])
@@ -224,7 +239,8 @@ class Packing:
         return Choice(value, self.usage(rows, first_unit[rows] > full[rows]))
 
     def usage(self, rows: Ints, first_unit_only: Flags | None = None) -> Floats:
-        """Return the memory that reuse up to these rows, one per path, occupies, by resource and slot.
+        """Return the memory that reuse up to these rows, one per path, occupies, by resource and
+        slot.
 
         `first_unit_only`  whether only the first unit of a row is reused
         """
@@ -250,7 +266,9 @@ class Packing:
 
 _SCALES = 24  # number of uniform start prices, each half of the previous one
 _ROUNDS = 120
-_TARGET = 0.03  # share by which one step aims to lower the bound; halved after steps without success
+_TARGET = (
+    0.03  # share by which one step aims to lower the bound; halved after steps without success
+)
 _PATIENCE = 5  # steps without success before it is halved
 _MOMENTUM = 0.7
 
@@ -286,7 +304,8 @@ def descend(packing: Packing) -> float:
 
 
 def _step(packing: Packing, point: _Point, target: float) -> _Point:
-    """Return the point where a bound of this slope would reach the target; prices stay non-negative."""
+    """Return the point where a bound of this slope would reach the target; prices stay
+    non-negative."""
     direction = point.slope + _MOMENTUM * point.direction
     moving = np.where((point.prices <= 0) & (direction > 0), 0.0, direction)
     length = (point.value - target) / max(float((moving**2).sum()), 1e-300)
@@ -344,7 +363,9 @@ def best_prices(packing: Packing) -> Floats:
         b_ub=np.zeros(rows),
         A_eq=flow.tocsr(),
         b_eq=np.zeros(used),
-        bounds=np.column_stack([np.zeros(2 * rows + used), np.concatenate([np.ones(2 * rows), capacity])]),
+        bounds=np.column_stack(
+            [np.zeros(2 * rows + used), np.concatenate([np.ones(2 * rows), capacity])]
+        ),
         method="highs-ds",
     )
     assert solved.status == 0, f"reusing nothing is feasible and gains are finite: {solved.message}"
@@ -360,12 +381,16 @@ def _ends(packing: Packing) -> Any:
     rows = np.arange(len(packing.path))
     follows = rows[~packing.new]
     values = np.concatenate([-np.ones(len(rows)), np.ones(len(follows)), np.ones(len(rows))])
-    indices = np.concatenate([rows, follows - 1, rows]), np.concatenate([rows, follows, len(rows) + rows])
+    indices = (
+        np.concatenate([rows, follows - 1, rows]),
+        np.concatenate([rows, follows, len(rows) + rows]),
+    )
     return sparse.coo_matrix((values, indices), shape=(len(rows), 2 * len(rows)))
 
 
 def _flow(packing: Packing, scale: Floats) -> Any:
-    """Return the matrix of the change of memory in use by resource and slot, shape (resources · slots, 2 · rows)."""
+    """Return the matrix of the change of memory in use by resource and slot, shape (resources ·
+    slots, 2 · rows)."""
     from scipy import sparse
 
     rows, tokens = np.arange(len(packing.path)), packing.tokens
@@ -376,26 +401,33 @@ def _flow(packing: Packing, scale: Floats) -> Any:
         reached = per_token * tokens + per_reuse + packing.per_path[resource] * packing.new
         # columns, their use of the resource, and the rows in whose ranges they use it
         columns = np.concatenate([rows, follows, len(rows) + rows])
-        amounts = np.concatenate([reached, np.full(len(follows), -per_reuse), -per_token * (tokens - unit)])
+        amounts = np.concatenate(
+            [reached, np.full(len(follows), -per_reuse), -per_token * (tokens - unit)]
+        )
         ranges = np.concatenate([rows, follows - 1, rows])
         matrices.append(_changes(packing, columns, amounts / scale[resource], ranges))
     return sparse.vstack(matrices)
 
 
 def _changes(packing: Packing, columns: Ints, amounts: Floats, ranges: Ints) -> Any:
-    """Return the matrix that adds amounts where ranges begin and subtracts them where they stop, (slots, 2 · rows)."""
+    """Return the matrix that adds amounts where ranges begin and subtracts them where they stop,
+    (slots, 2 · rows)."""
     from scipy import sparse
 
     first, stop = packing.first[ranges], packing.stop[ranges]
     begins = (amounts != 0) & (first < stop)
     ends = begins & (stop < packing.slots)
     values = np.concatenate([amounts[begins], -amounts[ends]])
-    indices = np.concatenate([first[begins], stop[ends]]), np.concatenate([columns[begins], columns[ends]])
+    indices = (
+        np.concatenate([first[begins], stop[ends]]),
+        np.concatenate([columns[begins], columns[ends]]),
+    )
     return sparse.coo_matrix((values, indices), shape=(packing.slots, 2 * len(packing.path)))
 
 
 def _carry_over(packing: Packing) -> Any:
-    """Return the matrix of memory in use in the previous slot less this one, (resources · slots, resources · slots)."""
+    """Return the matrix of memory in use in the previous slot less this one, (resources · slots,
+    resources · slots)."""
     from scipy import sparse
 
     slots = packing.slots
@@ -410,7 +442,8 @@ def _carry_over(packing: Packing) -> Any:
 
 #: Rows + slots × resources up to which prices come from the linear program: two seconds or less.
 LIMIT = 8_000
-#: Method of a bound: everything fits, only equal units compete, optimal prices, or prices of a descent.
+#: Method of a bound: everything fits, only equal units compete, optimal prices, or prices of a
+#: descent.
 INFINITE, UNITS, PROGRAM, DESCENT = "infinite", "units", "linear_program", "descent"
 
 
@@ -422,7 +455,9 @@ class PricedBound:
     method: str
 
 
-def bound_gain(reuses: Reuses, resources: list[Resource], gains: Gains, limit: int = LIMIT) -> PricedBound:
+def bound_gain(
+    reuses: Reuses, resources: list[Resource], gains: Gains, limit: int = LIMIT
+) -> PricedBound:
     """Return an upper bound on the gain of any choice within the resources.
 
     The bound is evaluated at the solver's prices, so it holds for any tolerance of the solver.
@@ -434,7 +469,9 @@ def bound_gain(reuses: Reuses, resources: list[Resource], gains: Gains, limit: i
         return PricedBound(packing.unlimited_gain(), INFINITE)
     if len(packing.path) + packing.capacity.size > limit:
         return PricedBound(min(descend(packing), packing.unlimited_gain()), DESCENT)
-    return PricedBound(min(packing.choose(best_prices(packing)).value, packing.unlimited_gain()), PROGRAM)
+    return PricedBound(
+        min(packing.choose(best_prices(packing)).value, packing.unlimited_gain()), PROGRAM
+    )
 
 
 def priced_tokens(reuses: Reuses, resources: list[Resource], limit: int = LIMIT) -> tuple[int, str]:
@@ -474,7 +511,9 @@ def offline_bound(reuses: Reuses, memory: CacheMemory, limit: int = LIMIT) -> Of
         room_for_kv = np.full(reuses.slots, UNLIMITED)
     else:
         unreserved = budget.total_bytes - memory.state_bytes * reuses.running
-        room_for_kv = np.minimum(budget.kv_bytes, unreserved) // memory.token_bytes - reuses.prompt_tokens
+        room_for_kv = (
+            np.minimum(budget.kv_bytes, unreserved) // memory.token_bytes - reuses.prompt_tokens
+        )
     kv_alone = most_reused_tokens(reuses, room_for_kv)
     resources = resources_of(reuses, memory)
     if not resources or (not memory.state_bytes and memory.budget.entries >= UNLIMITED):
@@ -493,7 +532,11 @@ def resources_of(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
         (budget.total_bytes, Resource(budget.total_bytes - kv - running_state, token, state)),
         (budget.entries, Resource(np.full_like(kv, budget.entries), per_path=1)),
     )
-    return [replace(used, capacity=np.maximum(used.capacity, 0)) for limit, used in limits if limit < UNLIMITED]
+    return [
+        replace(used, capacity=np.maximum(used.capacity, 0))
+        for limit, used in limits
+        if limit < UNLIMITED
+    ]
 
 
 # ------------------------------------------------------------------------------
@@ -524,7 +567,8 @@ class Prefill:
 
     `prompt_tokens`  shape (n,)
     `counted`        whether the TTFT of a slot's request counts
-    `computing`      nanoseconds to compute tokens `[start, stop)` alone, before they are rounded down
+    `computing`      nanoseconds to compute tokens `[start, stop)` alone, before they are rounded
+                     down
     `step_ns`        nanoseconds of the shortest step
     """
 
@@ -540,18 +584,23 @@ class Prefill:
         return saved * NS
 
     def useful_tokens(self, unit: int) -> Ints:
-        """Return the tokens of each prompt, in whole units, beyond which reuse saves no time, shape (n,)."""
+        """Return the tokens of each prompt, in whole units, beyond which reuse saves no time, shape
+        (n,)."""
         low, high = np.zeros_like(self.prompt_tokens), -(-self.prompt_tokens // unit)
         while (low < high).any():
             middle = (low + high) // 2
             start = np.minimum(middle * unit, self.prompt_tokens)
             fits_step = self.computing(start, self.prompt_tokens) - 1 <= self.step_ns
-            low, high = np.where(fits_step, low, np.minimum(middle + 1, high)), np.where(fits_step, middle, high)
+            low, high = (
+                np.where(fits_step, low, np.minimum(middle + 1, high)),
+                np.where(fits_step, middle, high),
+            )
         return low * unit
 
 
 def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> PricedBound:
-    """Return a lower bound on TTFT in whole nanoseconds, summed over counted requests, for any cache of this memory."""
+    """Return a lower bound on TTFT in whole nanoseconds, summed over counted requests, for any
+    cache of this memory."""
     # the reuses that save time: nodes up to the useful depth, with the last one truncated there
     above, limit = reuses.depth - reuses.tokens, prefill.useful_tokens(reuses.unit)[reuses.stop]
     saves = above < limit
@@ -561,7 +610,9 @@ def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> PricedB
     computing = prefill.computing(np.zeros_like(prefill.prompt_tokens), prefill.prompt_tokens)
     saves = np.zeros(len(computing), np.bool_)
     saves[useful.stop] = True
-    alone = np.maximum(np.where(saves, computing - 1, np.floor(computing)), prefill.step_ns)[prefill.counted]
+    alone = np.maximum(np.where(saves, computing - 1, np.floor(computing)), prefill.step_ns)[
+        prefill.counted
+    ]
     if not len(useful.tokens):
         return PricedBound(int(alone.sum()), INFINITE)
     first_unit = useful.depth - useful.tokens + useful.unit

@@ -1,4 +1,5 @@
-"""Reuse of caches whose entries expire, as those of providers do: no limit of memory, and a time to live."""
+"""Reuse of caches whose entries expire, as those of providers do: no limit of memory, and a time to
+live."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class ExpiringReuse:
 
 
 def gaps_s(paths: Paths, arrived_ns: Ints) -> Floats:
-    """Return the seconds since an earlier request visited the node of each visit; infinite at the first visit.
+    """Return the seconds since an earlier request visited the node of each visit; infinite at the
+    first visit.
 
     Whoever uses a node uses all above it, so that gaps never decrease along a path.
     """
@@ -64,7 +66,8 @@ def gaps_s(paths: Paths, arrived_ns: Ints) -> Floats:
 
 
 def expiring_reuse(paths: Paths, arrived_ns: Ints, expiry: Expiry) -> ExpiringReuse:
-    """Return what requests find that arrive at these times; a prompt is stored from its arrival on."""
+    """Return what requests find that arrive at these times; a prompt is stored from its arrival
+    on."""
     if expiry.refreshes:
         is_alive = gaps_s(paths, arrived_ns) * NS <= expiry.ttl_ns
     else:

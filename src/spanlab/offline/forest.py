@@ -97,9 +97,12 @@ class _Builder:
         paths = paths_to(path.end for path in self.paths)
         owner = np.repeat(np.arange(len(self.paths)), np.diff(paths.starts))
         depth = paths.depth[paths.nodes]
-        limits = np.array([(path.limit, path.prompt) for path in self.paths], np.int64).reshape(-1, 2)
+        limits = np.array([(path.limit, path.prompt) for path in self.paths], np.int64).reshape(
+            -1, 2
+        )
         usable, of_prompt = (
-            np.bincount(owner, depth <= limit[owner], len(limit)).astype(np.int64) for limit in limits.T
+            np.bincount(owner, depth <= limit[owner], len(limit)).astype(np.int64)
+            for limit in limits.T
         )
         return Forest(
             lengths=paths.depth - paths.above,
@@ -113,7 +116,8 @@ class _Builder:
 
 
 class TreePaths(NamedTuple):
-    """Path p visits `nodes[starts[p]:starts[p + 1]]`, from below a root down; nodes have numbers by their first visit.
+    """Path p visits `nodes[starts[p]:starts[p + 1]]`, from below a root down; nodes have numbers by
+    their first visit.
 
     `first`           the first visit of each node, shape (nodes,)
     `above`, `depth`  half-open range of each node below its root, shape (nodes,)
@@ -129,7 +133,9 @@ class TreePaths(NamedTuple):
 def paths_to(ends: Iterable[Node]) -> TreePaths:
     """Return the paths to these nodes of a tree that no longer changes."""
     nodes, starts = array("q"), [0]
-    places: dict[Node, tuple[int, int]] = {}  # by node in order of number: where `nodes` holds the path to it
+    places: dict[
+        Node, tuple[int, int]
+    ] = {}  # by node in order of number: where `nodes` holds the path to it
     for node in ends:
         further, begin = list[Node](), len(nodes)
         while node.parent is not None and node not in places:
@@ -143,7 +149,9 @@ def paths_to(ends: Iterable[Node]) -> TreePaths:
             places[new] = begin, len(nodes)
         starts.append(len(nodes))
     first = np.array([stop for _, stop in places.values()], np.int64) - 1
-    above, depth = (np.array([getattr(node, name) for node in places], np.int64) for name in ("start", "depth"))
+    above, depth = (
+        np.array([getattr(node, name) for node in places], np.int64) for name in ("start", "depth")
+    )
     return TreePaths(np.array(nodes, np.int64), np.array(starts, np.int64), first, above, depth)
 
 
@@ -164,7 +172,8 @@ class ServiceOrder:
     """The order of first admissions.
 
     `prompts`      prompt of the forest of each request, in order of admission, shape (n,)
-    `stored_until` last slot in which the request may still store tokens of its prompt, at least its own slot
+    `stored_until` last slot in which the request may still store tokens of its prompt, at least its
+    own slot
     `finished`     last slot before the request finishes, in which it stores its output
     `counted`      requests whose reuse counts; others only fill the cache
     `reserved`     whether a request has memory for its whole prompt as soon as it is admitted
@@ -250,7 +259,9 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
     node = forest.path_nodes[rows]
     depth = np.cumsum(forest.lengths[node])
     above = np.concatenate([[0], depth])[np.searchsorted(path, path, side="left")]
-    usable, prompt = (index < limit[paths[path]] for limit in (forest.path_usable, forest.path_prompt))
+    usable, prompt = (
+        index < limit[paths[path]] for limit in (forest.path_usable, forest.path_prompt)
+    )
     visits = _Visits(node, request[path], path, depth - above, usable, prompt)
     until = np.where(visits.prompt, order.stored_until[visits.slot], order.finished[visits.slot])
     ready = _last_stored(visits, until, len(order.prompts))
@@ -286,12 +297,14 @@ class _Visits:
     prompt: Flags
 
     def need_no_memory(self, ready: Ints) -> Flags:
-        """Return the visits of nodes that this request, or an earlier running one, holds in any case."""
+        """Return the visits of nodes that this request, or an earlier running one, holds in any
+        case."""
         return ready >= self.slot
 
 
 def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """Return the members of the chosen half-open ranges, and the index in `chosen` of each member's range."""
+    """Return the members of the chosen half-open ranges, and the index in `chosen` of each member's
+    range."""
     sizes = starts[chosen + 1] - starts[chosen]
     owner = np.repeat(np.arange(len(chosen)), sizes)
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -299,7 +312,8 @@ def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
 
 
 def _last_stored(visits: _Visits, until: Ints, slots: int) -> Ints:
-    """Return the last slot in which an earlier visit of the same node may have stored it; -1 without one.
+    """Return the last slot in which an earlier visit of the same node may have stored it; -1
+    without one.
 
     `until`  last slot in which each visit may store its node
     """
@@ -320,12 +334,14 @@ def _last_stored(visits: _Visits, until: Ints, slots: int) -> Ints:
 
 
 def prefix_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
-    """Return rules for reuse of any prefix of an earlier prompt with the same salt, token by token."""
+    """Return rules for reuse of any prefix of an earlier prompt with the same salt, token by
+    token."""
     return StorageRules(whole, salted_parent, 1, last_token, outputs)
 
 
 def any_position_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
-    """Return rules for reuse of independent spans at any position, and of ordered text by parent hash."""
+    """Return rules for reuse of independent spans at any position, and of ordered text by parent
+    hash."""
     return StorageRules(_Anywhere(), salted_parent, 1, last_token, outputs)
 
 

@@ -1,7 +1,9 @@
-"""Replay of requests through one LRU cache, one after another: reused tokens, and lost tokens by cause.
+"""Replay of requests through one LRU cache, one after another: reused tokens, and lost tokens by
+cause.
 
-A replay decides as the policies of `core` do without concurrent requests. It works on nodes instead of token ids, so
-that a log of a hundred million tokens takes a second. States of recurrent layers share the budget with KV.
+A replay decides as the policies of `core` do without concurrent requests. It works on nodes instead
+of token ids, so that a log of a hundred million tokens takes a second. States of recurrent layers
+share the budget with KV.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Paths:
         return self.node_stop - self.node_start
 
     def blocks(self, size: int) -> Ints:
-        """Return the number of full blocks of `size` tokens that end in each node, by their last token."""
+        """Return the number of full blocks of `size` tokens that end in each node, by their last
+        token."""
         return self.node_stop // size - self.node_start // size
 
     def per_request(self, values: Ints) -> Ints:
@@ -83,7 +86,12 @@ class Paths:
         counts = np.diff(self.starts)[requests]
         starts = np.concatenate([[0], np.cumsum(counts)])
         visits = np.arange(starts[-1]) - np.repeat(starts[:-1] - self.starts[requests], counts)
-        return replace(self, nodes=self.nodes[visits], starts=starts, prompt_tokens=self.prompt_tokens[requests])
+        return replace(
+            self,
+            nodes=self.nodes[visits],
+            starts=starts,
+            prompt_tokens=self.prompt_tokens[requests],
+        )
 
     @cached_property
     def seen_tokens(self) -> Ints:
@@ -91,9 +99,11 @@ class Paths:
         return self.per_request(np.where(self.first, 0, self.tokens[self.nodes]))
 
     def forest(self, size: int) -> Forest:
-        """Return the same paths in whole blocks, for bounds; at least one token of a prompt is computed.
+        """Return the same paths in whole blocks, for bounds; at least one token of a prompt is
+        computed.
 
-        A node in which a prompt of whole blocks ends becomes two: that prompt cannot reuse the last block alone.
+        A node in which a prompt of whole blocks ends becomes two: that prompt cannot reuse the last
+        block alone.
         """
         blocks, nodes, last = self.blocks(size), len(self.tokens), self.nodes[self.starts[1:] - 1]
         tail = np.zeros(nodes, dtype=np.int64)
@@ -119,11 +129,16 @@ _CHUNK = 1 << 20  # pieces that are looked up at once
 
 
 def build_paths(
-    pieces: NDArray[np.int32], lengths: NDArray[np.integer], starts: Ints, sessions: NDArray[np.integer] | None = None
+    pieces: NDArray[np.int32],
+    lengths: NDArray[np.integer],
+    starts: Ints,
+    sessions: NDArray[np.integer] | None = None,
 ) -> Paths:
-    """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each.
+    """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths`
+    tokens each.
 
-    A request costs what it does not share with the last one of its session; `sessions` None: with the one before it.
+    A request costs what it does not share with the last one of its session; `sessions` None: with
+    the one before it.
     """
     tree = PrefixTree()
     root = tree.new_root()
@@ -149,10 +164,18 @@ def build_paths(
 
 
 def _ends(
-    tree: PrefixTree, root: Node, pieces: NDArray[np.int32], starts: Ints, sessions: NDArray[np.integer] | None
+    tree: PrefixTree,
+    root: Node,
+    pieces: NDArray[np.int32],
+    starts: Ints,
+    sessions: NDArray[np.integer] | None,
 ) -> list[Node]:
     """Return the node of a tree at which each request ends, when it holds all of them."""
-    ends, bounds, latest = list[Node](), starts.tolist(), dict[int, tuple[Node, NDArray[np.int32]]]()
+    ends, bounds, latest = (
+        list[Node](),
+        starts.tolist(),
+        dict[int, tuple[Node, NDArray[np.int32]]](),
+    )
     names = [0] * (len(bounds) - 1) if sessions is None else sessions.tolist()
     for session, (start, stop) in zip(names, pairwise(bounds), strict=True):
         prompt = pieces[start:stop]
@@ -168,11 +191,22 @@ def _ends(
     return ends
 
 
-#: Causes of `spanlab.records` that occur in a replay, which stores all, locks nothing and repairs nothing.
-CAUSES = ("never_seen", "never_stored", "kv_evicted", "state_evicted", "state_never_placed", "alignment", "last_token")
+#: Causes of `spanlab.records` that occur in a replay, which stores all, locks nothing and repairs
+#: nothing.
+CAUSES = (
+    "never_seen",
+    "never_stored",
+    "kv_evicted",
+    "state_evicted",
+    "state_never_placed",
+    "alignment",
+    "last_token",
+)
 _EVICTED = CAUSES.index("kv_evicted")
 EXPIRED = "expired"  # tokens whose entry was unused for longer than its time to live
-Entry = int | tuple[int, int]  # KV of a node; output of a request, below zero; a node's state at a position
+Entry = (
+    int | tuple[int, int]
+)  # KV of a node; output of a request, below zero; a node's state at a position
 
 
 @dataclass(frozen=True)
@@ -188,7 +222,8 @@ class CacheRules:
     `pooled`          memory is allocated in whole blocks, not by the token
     `outputs`         output tokens stay until they are evicted, though no request reuses them
     `to_state`        KV behind a prompt's deepest state is not stored
-    `ttl_ns`          entries also end so many nanoseconds after their last use; None: only to make room
+    `ttl_ns`          entries also end so many nanoseconds after their last use; None: only to make
+                      room
     """
 
     block: int
@@ -208,12 +243,15 @@ class CacheRules:
         return used // self.block - prompt // self.block
 
     def transient_bytes(self, prompt: Ints, output: Ints) -> Ints:
-        """Return the bytes that a request holds only while it runs: partial block or tokens, and running state."""
+        """Return the bytes that a request holds only while it runs: partial block or tokens, and
+        running state."""
         used = prompt + np.maximum(output - 1, 0)
         stored_blocks = prompt // self.block + self.output_blocks(prompt, output)
         allocated = -(-used // self.block) * self.block if self.pooled else used
         tokens = allocated - stored_blocks * self.block
-        return tokens * self.block_bytes // self.block + (self.state_bytes if self.placer is not None else 0)
+        return tokens * self.block_bytes // self.block + (
+            self.state_bytes if self.placer is not None else 0
+        )
 
 
 @dataclass(frozen=True)
@@ -233,7 +271,8 @@ class ReplayRequests:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Tokens by request, shape (requests,): `reused`, and `lost` by cause; their sum is the prompt length.
+    """Tokens by request, shape (requests,): `reused`, and `lost` by cause; their sum is the prompt
+    length.
 
     The cause `expired` is there if entries have a time to live.
 
@@ -250,7 +289,10 @@ def replay(requests: ReplayRequests, rules: CacheRules) -> ReplayResult:
     cache, paths = _Cache(requests.paths, rules), requests.paths
     nodes, starts, seen = paths.nodes.tolist(), paths.starts.tolist(), paths.seen_tokens.tolist()
     lengths = paths.prompt_tokens, requests.output_lens
-    outputs, transient = rules.output_blocks(*lengths).tolist(), rules.transient_bytes(*lengths).tolist()
+    outputs, transient = (
+        rules.output_blocks(*lengths).tolist(),
+        rules.transient_bytes(*lengths).tolist(),
+    )
     arrived = requests.arrived_ns
     if rules.ttl_ns is not None and (arrived is None or (np.diff(arrived) < 0).any()):
         raise ValueError("rules.ttl_ns: expected arrivals that never decrease")
@@ -281,13 +323,20 @@ class _Cache:
         self._weights = paths.blocks(rules.block).tolist()
         self._start, self._stop = paths.node_start.tolist(), paths.node_stop.tolist()
         self._bytes, self._entries = 0, OrderedDict[Entry, int]()
-        self._ever: dict[int, list[int]] = {}  # positions of a node at which a state was ever stored
+        self._ever: dict[
+            int, list[int]
+        ] = {}  # positions of a node at which a state was ever stored
         self._kept: dict[int, int] = {}  # blocks of a node after its last use
-        self._now, self._used = 0, dict[Entry, int]()  # time of each entry's last use, if entries expire
+        self._now, self._used = (
+            0,
+            dict[Entry, int](),
+        )  # time of each entry's last use, if entries expire
         self._ended = set[Entry]()  # entries that expired and were not stored again
         self._reduced = set[int]()  # nodes of which blocks left the cache since their last use
 
-    def match(self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]) -> PrefillInfo:
+    def match(
+        self, path: list[int], prompt: int, seen: int, boundaries: tuple[int, ...]
+    ) -> PrefillInfo:
         """Return the stored and reusable prefix of a prompt; read-only."""
         block, rules = self.rules.block, self.rules
         blocks = 0
@@ -302,7 +351,8 @@ class _Cache:
         return PrefillInfo(prompt, matched, max(seen, matched), resume, boundaries)
 
     def expire(self, now: int) -> None:
-        """Remove the entries whose time to live has ended; the order of entries is that of their last use."""
+        """Remove the entries whose time to live has ended; the order of entries is that of their
+        last use."""
         self._now, ttl = now, self.rules.ttl_ns
         while ttl is not None and self._entries:
             entry = next(iter(self._entries))
@@ -314,8 +364,13 @@ class _Cache:
                 self._reduced.add(entry)
 
     def losses(self, path: list[int], prefill: PrefillInfo) -> tuple[int, ...]:
-        """Return the tokens lost to each of `CAUSES` and to expiry, from the prompt's end to the resume position."""
-        unit = self.rules.block if self.rules.placer is None else max(self.rules.unit, self.rules.block)
+        """Return the tokens lost to each of `CAUSES` and to expiry, from the prompt's end to the
+        resume position."""
+        unit = (
+            self.rules.block
+            if self.rules.placer is None
+            else max(self.rules.unit, self.rules.block)
+        )
         usable = min(prefill.seen, max(prefill.prompt - 1, 0))
         aligned = usable // unit * unit
         matched = min(prefill.matched, usable)
@@ -328,11 +383,15 @@ class _Cache:
         return (*lost[:_EVICTED], lost[_EVICTED] - expired, *lost[_EVICTED + 1 :], expired)
 
     def _evicted(self, nodes: Iterable[int], limit: int) -> int:
-        """Return the tokens of nodes up to `limit` that their last use stored, and that left the cache since."""
+        """Return the tokens of nodes up to `limit` that their last use stored, and that left the
+        cache since."""
         tokens, block = 0, self.rules.block
         for node in self._reduced.intersection(nodes):
             begin = self._start[node] // block
-            once, stored = self._kept.get(node, 0), self._entries.get(node, 0) // self.rules.block_bytes
+            once, stored = (
+                self._kept.get(node, 0),
+                self._entries.get(node, 0) // self.rules.block_bytes,
+            )
             tokens += max(0, min(begin + once, limit // block) - (begin + stored)) * block
         return tokens
 
@@ -379,7 +438,8 @@ class _Cache:
         return 0
 
     def _tombstone(self, path: list[int], above: int, limit: int) -> int:
-        """Return the deepest position in (above, limit] that ever had a state; `above` without one."""
+        """Return the deepest position in (above, limit] that ever had a state; `above` without
+        one."""
         for node in reversed(path):
             positions = self._ever.get(node, ())
             within = bisect_right(positions, limit)
@@ -388,13 +448,16 @@ class _Cache:
         return min(above, limit)
 
     def _captures(self, prefill: PrefillInfo) -> list[int]:
-        """Return the positions of the states that a prefill stores: on the grid, and computed by it."""
+        """Return the positions of the states that a prefill stores: on the grid, and computed by
+        it."""
         if self.rules.placer is None:
             return []
         unit, placer = self.rules.unit, self.rules.placer
         placer.observe(prefill)
         floored = {position // unit * unit for position in placer.place(prefill)}
-        return sorted(position for position in floored if prefill.resume < position <= prefill.prompt)
+        return sorted(
+            position for position in floored if prefill.resume < position <= prefill.prompt
+        )
 
     def _use_states(self, node: int, states: list[int], refresh_from: int) -> None:
         """Refresh a node's states at or after a position, and store new ones."""
@@ -410,7 +473,8 @@ class _Cache:
                     self._ever[node] = positions = sorted([*positions, position])
 
     def evict(self, transient: int) -> None:
-        """Evict the least recently used entries until the others fit beside the transient bytes of a request.
+        """Evict the least recently used entries until the others fit beside the transient bytes of
+        a request.
 
         The last blocks of a node are evicted first.
         """
@@ -453,7 +517,8 @@ class Distances:
     blocks: Ints
 
     def resident_blocks(self, capacity: float) -> Ints:
-        """Return the blocks of each visit, the first ones of its node, in a cache of `capacity` blocks."""
+        """Return the blocks of each visit, the first ones of its node, in a cache of `capacity`
+        blocks."""
         available = min(capacity, _UNLIMITED) - self.above
         return np.clip(available, 0, self.blocks).astype(np.int64)
 
@@ -468,7 +533,8 @@ def stack_distances(paths: Paths, blocks: Ints, private: Ints) -> Distances:
     """Return the distances of every visit.
 
     `blocks`   blocks of each node, shape (nodes,)
-    `private`  blocks of each request that are never reused: a partly filled one, and those of its output
+    `private`  blocks of each request that are never reused: a partly filled one, and those of its
+               output
     """
     weights, nodes, starts = blocks.tolist(), paths.nodes.tolist(), paths.starts.tolist()
     slots = len(nodes) + paths.requests
@@ -493,7 +559,8 @@ class _Order:
         self._total = 0
 
     def distances(self, path: list[int], weights: list[int]) -> list[int]:
-        """Return the blocks used since the last use of each node of a path, up to the first unused node."""
+        """Return the blocks used since the last use of each node of a path, up to the first unused
+        node."""
         distances: list[int] = []
         before = -1
         for index, node in enumerate(path):
@@ -501,7 +568,11 @@ class _Order:
             if slot is None:
                 break
             adjacent = slot == before - 1  # used by the same request, just before the node above it
-            distances.append(distances[-1] + weights[path[index - 1]] if adjacent else self._total - self._sum_to(slot))
+            distances.append(
+                distances[-1] + weights[path[index - 1]]
+                if adjacent
+                else self._total - self._sum_to(slot)
+            )
             before = slot
         return distances
 
@@ -561,7 +632,8 @@ class Contents:
         return build_paths(self.pieces, self.lengths, self.starts, self.sessions)
 
     def seen_anywhere(self) -> Ints:
-        """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
+        """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or
+        in the same one."""
         tokens, contents = self.lengths.copy(), int(self.pieces.max(initial=-1)) + 1
         seen, first = np.zeros(contents, dtype=np.bool_), np.zeros(contents, dtype=np.int64)
         for start in range(0, len(self.pieces), _CHUNK):
@@ -582,7 +654,8 @@ class SpanReuse:
     """Spans of all prompts, each stored once and reusable at any position, under LRU.
 
     `distances`  stack distances of the visits of `paths`, whose requests are spans
-    `request`    the request of each span; `leads` marks the first span of a prompt, `ends` the last one
+    `request`    the request of each span; `leads` marks the first span of a prompt, `ends` the last
+                 one
     """
 
     paths: Paths
@@ -592,16 +665,20 @@ class SpanReuse:
     ends: Flags
 
     def reused(self, capacity_tokens: float) -> Ints:
-        """Return the reused tokens of each span in a cache of that capacity; a prompt's last token is computed."""
+        """Return the reused tokens of each span in a cache of that capacity; a prompt's last token
+        is computed."""
         resident = self.paths.per_request(self.distances.resident_blocks(capacity_tokens))
         return np.minimum(resident, self.paths.prompt_tokens - self.ends)
 
     def repaired(self, reused: Ints, first: int, share: float) -> Ints:
-        """Return the reused tokens less those that a repair computes: the `first` ones and a share of the others.
+        """Return the reused tokens less those that a repair computes: the `first` ones and a share
+        of the others.
 
         A span at the start of a prompt needs no repair.
         """
-        repaired = np.minimum(reused, first) + np.floor(share * np.maximum(reused - first, 0)).astype(np.int64)
+        repaired = np.minimum(reused, first) + np.floor(
+            share * np.maximum(reused - first, 0)
+        ).astype(np.int64)
         return np.where(self.leads, reused, reused - repaired)
 
 
@@ -612,13 +689,17 @@ def span_reuse(contents: Contents) -> SpanReuse:
     numbers, content = dict[bytes, int](), contents.pieces.data.cast("B")
     size = contents.pieces.itemsize
     bounds = pairwise((starts * size).tolist())
-    repeats = np.array([numbers.setdefault(bytes(content[a:b]), len(numbers)) for a, b in bounds], dtype=np.int64)
+    repeats = np.array(
+        [numbers.setdefault(bytes(content[a:b]), len(numbers)) for a, b in bounds], dtype=np.int64
+    )
     first = np.zeros(len(repeats), dtype=np.bool_)
     first[np.unique(repeats, return_index=True)[1]] = True
     counts = np.diff(starts)
     in_first = np.repeat(first, counts)
     alone = np.concatenate([[0], np.cumsum(counts[first])])
-    paths = build_paths(contents.pieces[in_first], contents.lengths[in_first], alone).repeated(repeats)
+    paths = build_paths(contents.pieces[in_first], contents.lengths[in_first], alone).repeated(
+        repeats
+    )
     request = np.searchsorted(contents.starts, starts[:-1], side="right") - 1
     tokens = paths.tokens
     distances = stack_distances(paths, tokens, np.zeros(paths.requests, dtype=np.int64))
@@ -631,7 +712,9 @@ class _ServedTree:
     """A tree of prompts in served order, with the number of prompts through each node."""
 
     def __init__(self) -> None:
-        self._children: dict[tuple[int, int], tuple[int, int]] = {}  # (node, piece) to (child node, count)
+        self._children: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # (node, piece) to (child node, count)
 
     def count(self, node: int, pieces: Sequence[int], last: int) -> int:
         """Return how often `last` has followed `pieces` below a node."""
@@ -647,21 +730,31 @@ class _ServedTree:
 
 
 def in_cached_order(contents: Contents) -> Contents:
-    """Return the prompts with free spans reordered, so that each follows the longest path that was served before.
+    """Return the prompts with free spans reordered, so that each follows the longest path that was
+    served before.
 
-    The algorithm is that of `spanlab.core.protocol`. A log does not record what was cached, so the next span is the one
-    that has most often followed the spans chosen so far; the others keep their order.
+    The algorithm is that of `spanlab.core.protocol`. A log does not record what was cached, so the
+    next span is the one that has most often followed the spans chosen so far; the others keep their
+    order.
     """
     order = np.arange(len(contents.pieces))
-    pieces, starts, free = contents.pieces.tolist(), contents.starts.tolist(), contents.free.tolist()
+    pieces, starts, free = (
+        contents.pieces.tolist(),
+        contents.starts.tolist(),
+        contents.free.tolist(),
+    )
     served = _ServedTree()
     for first, stop in pairwise(starts):
         order[first:stop] = _served_order(pieces, free, range(first, stop), served)
-    columns = {name: getattr(contents, name)[order] for name in ("pieces", "lengths", "opens", "free")}
+    columns = {
+        name: getattr(contents, name)[order] for name in ("pieces", "lengths", "opens", "free")
+    }
     return replace(contents, **columns)
 
 
-def _served_order(pieces: list[int], free: list[bool], prompt: range, served: _ServedTree) -> list[int]:
+def _served_order(
+    pieces: list[int], free: list[bool], prompt: range, served: _ServedTree
+) -> list[int]:
     """Return the indices of a prompt's pieces in the order in which they are served."""
     node, order = 0, []
     for moves, run in groupby(prompt, free.__getitem__):

@@ -37,8 +37,10 @@ class Group:
     """A group of nodes.
 
     `seq`    ordered children: each depends on the children before it.
-    `plus`   children that do not attend to each other, so that their order has no effect: documents, passages.
-    `cross`  like `seq`, stated explicitly: its content attends to everything before it, siblings included.
+    `plus`   children that do not attend to each other, so that their order has no effect:
+             documents, passages.
+    `cross`  like `seq`, stated explicitly: its content attends to everything before it, siblings
+             included.
 
     An empty group is allowed and adds nothing, for example for a retriever without results.
     """
@@ -94,10 +96,11 @@ class Chat:
 def flatten(query: Query) -> Chat:
     """Traverse a query in the order written, and determine its independent units.
 
-    Messages are ordered by default. A `plus` makes each of its children one independent unit: a message, a `seq` with
-    all its messages, each child of a nested `plus`. The content of a `cross` attends to everything before it: inside a
-    `plus` its content is ordered again, and a `plus` inside it has independent children again. Raises ValueError for a
-    `cross` inside a `seq` that is one independent unit, since that unit attends only to itself.
+    Messages are ordered by default. A `plus` makes each of its children one independent unit: a
+    message, a `seq` with all its messages, each child of a nested `plus`. The content of a `cross`
+    attends to everything before it: inside a `plus` its content is ordered again, and a `plus`
+    inside it has independent children again. Raises ValueError for a `cross` inside a `seq` that is
+    one independent unit, since that unit attends only to itself.
     """
     messages: list[Message] = []
     units: list[Unit] = []
@@ -134,7 +137,8 @@ def _messages(node: Query) -> list[Message]:
 
 # The date that templates write as today's, so that a prompt does not depend on the day.
 TODAY = datetime(2024, 7, 26)
-# Placeholders of contents come from the last two planes of Unicode, which are private and contain no text.
+# Placeholders of contents come from the last two planes of Unicode, which are private and contain
+# no text.
 _FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF
 _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 
@@ -159,8 +163,11 @@ class ChatTemplate:
         listed = [{"role": role, "content": content} for role, content in messages]
         return self.render(listed, {"add_generation_prompt": open_turn})
 
-    def render(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> str:
-        """Render messages as a server's template gets them, with further `variables` such as tools or documents.
+    def render(
+        self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]
+    ) -> str:
+        """Render messages as a server's template gets them, with further `variables` such as tools
+        or documents.
 
         ValueError if the template rejects the messages.
         """
@@ -169,14 +176,22 @@ class ChatTemplate:
 
         try:
             return compiled.render(**{**self.variables, **variables, "messages": messages})
-        except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+        ) as error:
             raise ValueError(
                 f"the chat template of {self.name} does not take these messages ({error}); expected a chat that it can"
                 " write, in the roles and the order that it asks for"
             ) from error
 
     def gaps(self, roles: Sequence[str], *, open_turn: bool) -> tuple[str, ...]:
-        """Texts before, between and after the contents of messages in these roles: len(roles) + 1 strings.
+        """Texts before, between and after the contents of messages in these roles: len(roles) + 1
+        strings.
 
         They are located by a distinct placeholder character for each content. Raises ValueError if
         the template repeats, omits or reorders contents.
@@ -196,7 +211,9 @@ class ChatTemplate:
             from jinja2 import TemplateSyntaxError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ModuleNotFoundError as error:
-            raise ValueError("jinja2 is missing and chat templates need it; expected spanlab's extra engine") from error
+            raise ValueError(
+                "jinja2 is missing and chat templates need it; expected spanlab's extra engine"
+            ) from error
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -224,7 +241,9 @@ def _as_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes, which Jinja's default filter would write into the prompt."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -233,7 +252,8 @@ def _as_json(
 
 
 class Wrapping(NamedTuple):
-    """Texts of a unit of k messages: before the first content, between two (k - 1 of them), after the last."""
+    """Texts of a unit of k messages: before the first content, between two (k - 1 of them), after
+    the last."""
 
     opening: str
     between: tuple[str, ...]
@@ -243,9 +263,10 @@ class Wrapping(NamedTuple):
 def unit_wrapping(template: ChatTemplate, roles: Sequence[str]) -> Wrapping:
     """Determine the wrapping of a unit whose messages have these roles.
 
-    The unit is rendered twice in a row in a separate chat, at two positions with different neighbours. Text of the
-    first position only (a BOS, a default system prompt) is not part of the wrapping. Any other difference is a
-    ValueError, since token ids of the unit would depend on its position.
+    The unit is rendered twice in a row in a separate chat, at two positions with different
+    neighbours. Text of the first position only (a BOS, a default system prompt) is not part of the
+    wrapping. Any other difference is a ValueError, since token ids of the unit would depend on its
+    position.
     """
     count = len(roles)
     closing = template.gaps([*roles, *roles], open_turn=False)[-1]
@@ -263,10 +284,12 @@ def unit_wrapping(template: ChatTemplate, roles: Sequence[str]) -> Wrapping:
 
 
 def closings(template: ChatTemplate, roles: Sequence[str]) -> dict[str, str]:
-    """Text after the content of an ordered message, by role: the end of a chat whose last message has that role.
+    """Text after the content of an ordered message, by role: the end of a chat whose last message
+    has that role.
 
-    It is measured at the first message of each role. A role is omitted if the template rejects such a chat; its
-    closing text then belongs to the next span, which only moves a boundary between two ordered spans.
+    It is measured at the first message of each role. A role is omitted if the template rejects such
+    a chat; its closing text then belongs to the next span, which only moves a boundary between two
+    ordered spans.
     """
     texts: dict[str, str] = {}
     for role in dict.fromkeys(roles):
@@ -288,8 +311,9 @@ _EXPECTED_NODE = f"a string or an object with one key, {EXPECTED_KINDS}"
 def query_of(value: object, path: str = "query", depth: int = 0) -> Query:
     """Return the query that a JSON value describes.
 
-    A node is an object of one key: a group's kind with the list of its children, or a role with its text; a bare
-    string is a user's message. ValueError names the path of an error, such as `query.seq[1].plus[0]`.
+    A node is an object of one key: a group's kind with the list of its children, or a role with its
+    text; a bare string is a user's message. ValueError names the path of an error, such as
+    `query.seq[1].plus[0]`.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"{path[:40]}… nests deeper than {MAX_DEPTH}; expected fewer levels")
@@ -307,7 +331,9 @@ def query_of(value: object, path: str = "query", depth: int = 0) -> Query:
     path = f"{path}.{kind}"
     if not isinstance(content, list):
         raise ValueError(f"{path} is {_type_name(content)}; expected a list of nodes")
-    children = (query_of(child, f"{path}[{index}]", depth + 1) for index, child in enumerate(content))
+    children = (
+        query_of(child, f"{path}[{index}]", depth + 1) for index, child in enumerate(content)
+    )
     return Group(kind, tuple(children))
 
 
@@ -352,10 +378,11 @@ class _Token(NamedTuple):
 def parse_sexpr(text: str) -> Query:
     """Read one s-expression.
 
-    A group is `(seq …)`, `(plus …)` or `(cross …)` around any number of nodes, a message is `(user "…")`,
-    `(system "…")` or `(assistant "…")` around one string, and a bare string is a user's message. Strings have JSON's
-    escapes and may span several lines; a comment extends from `;` to the end of its line. ValueError names line and
-    column of an error, both counted from 1, columns in characters.
+    A group is `(seq …)`, `(plus …)` or `(cross …)` around any number of nodes, a message is `(user
+    "…")`, `(system "…")` or `(assistant "…")` around one string, and a bare string is a user's
+    message. Strings have JSON's escapes and may span several lines; a comment extends from `;` to
+    the end of its line. ValueError names line and column of an error, both counted from 1, columns
+    in characters.
     """
     return _Parser(text).parse()
 
@@ -373,13 +400,17 @@ class _Parser:
     def parse(self) -> Query:
         query = self._node(0)
         if self.next < len(self.tokens):
-            self._raise_error(f"{_shorten(self._peek())} behind the end of the query; expected nothing more")
+            self._raise_error(
+                f"{_shorten(self._peek())} behind the end of the query; expected nothing more"
+            )
         return query
 
     def _node(self, depth: int) -> Query:
         token = self._take()
         if depth > MAX_DEPTH:
-            self._raise_error(f"the query nests deeper than {MAX_DEPTH}; expected fewer levels", token)
+            self._raise_error(
+                f"the query nests deeper than {MAX_DEPTH}; expected fewer levels", token
+            )
         if token.kind == "string":
             return Message("user", self._string(token))
         if token.text != "(":
@@ -391,7 +422,9 @@ class _Parser:
         for role in ROLES:
             if name.text == role:
                 return Message(role, self._only_string(role, token))
-        return self._raise_error(f"{_shorten(name)} as the kind of a node; expected {EXPECTED_KINDS}", name)
+        return self._raise_error(
+            f"{_shorten(name)} as the kind of a node; expected {EXPECTED_KINDS}", name
+        )
 
     def _children(self, opened: _Token, depth: int) -> tuple[Query, ...]:
         children = []
@@ -403,7 +436,9 @@ class _Parser:
     def _only_string(self, role: str, opened: _Token) -> str:
         token = self._take(opened)
         if token.kind != "string":
-            self._raise_error(f"{_shorten(token)} as the text of {role}; expected one string", token)
+            self._raise_error(
+                f"{_shorten(token)} as the text of {role}; expected one string", token
+            )
         closing = self._take(opened)
         if closing.text != ")":
             self._raise_error(f"{_shorten(closing)} behind the text of {role}; expected )", closing)
@@ -414,7 +449,10 @@ class _Parser:
             text = json.loads(token.text, strict=False)
         except json.JSONDecodeError as error:
             escape = _Token("escape", token.text, token.start + error.pos)
-            self._raise_error("this is no escape of a string; expected one of JSON's, such as \\n or \\u00e9", escape)
+            self._raise_error(
+                "this is no escape of a string; expected one of JSON's, such as \\n or \\u00e9",
+                escape,
+            )
         assert isinstance(text, str), "a quoted token is a string"
         message = text_mistake(text)
         if message:
@@ -425,7 +463,9 @@ class _Parser:
         """The next token; at the end of the text, ValueError that names the open parenthesis."""
         if self.next == len(self.tokens):
             if opened is None:
-                self._raise_error("the query ends here; expected a string or (", _Token("end", "", len(self.text)))
+                self._raise_error(
+                    "the query ends here; expected a string or (", _Token("end", "", len(self.text))
+                )
             self._raise_error("this ( is never closed; expected a ) for it", opened)
         token = self.tokens[self.next]
         if token.kind == "quote":

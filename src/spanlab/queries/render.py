@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Characters `[start, stop)` of the prompt, and the messages `[first, last)` whose contents they contain."""
+    """Characters `[start, stop)` of the prompt, and the messages `[first, last)` whose contents
+    they contain."""
 
     start: int
     stop: int
@@ -49,7 +50,8 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Text of the prompt, half-open range of each message's content, and spans that cover the text without gaps."""
+    """Text of the prompt, half-open range of each message's content, and spans that cover the text
+    without gaps."""
 
     text: str
     contents: tuple[tuple[int, int], ...]
@@ -57,7 +59,8 @@ class Layout:
 
 
 def compute_layout(chat: Chat, template: ChatTemplate) -> Layout:
-    """Apply the template once to all messages, with an open assistant's turn, and locate every range in the text.
+    """Apply the template once to all messages, with an open assistant's turn, and locate every
+    range in the text.
 
     The span of an independent unit includes its wrapping, which is the same at every position. The
     span of an ordered message includes the other text around it. Text that belongs to neither (a
@@ -66,15 +69,24 @@ def compute_layout(chat: Chat, template: ChatTemplate) -> Layout:
     """
     roles = [message.role for message in chat.messages]
     gaps = template.gaps(roles, open_turn=True)
-    text = template.apply(((message.role, message.text) for message in chat.messages), open_turn=True)
+    text = template.apply(
+        ((message.role, message.text) for message in chat.messages), open_turn=True
+    )
     if text != _fill_gaps(gaps, [message.text for message in chat.messages]):
         raise ValueError(_change_error(chat.messages, template))
     check_open_turn(template, roles, gaps)
     lengths = [len(message.text) for message in chat.messages]
-    starts = [sum(pair) for pair in zip(accumulate(map(len, gaps[:-1])), accumulate(lengths, initial=0), strict=False)]
+    starts = [
+        sum(pair)
+        for pair in zip(
+            accumulate(map(len, gaps[:-1])), accumulate(lengths, initial=0), strict=False
+        )
+    ]
     contents = tuple((start, start + length) for start, length in zip(starts, lengths, strict=True))
     fixed = _independent_spans(chat, template, gaps, contents)
-    return Layout(text, contents, tuple(_spans(chat, text, contents, fixed, closings(template, roles))))
+    return Layout(
+        text, contents, tuple(_spans(chat, text, contents, fixed, closings(template, roles)))
+    )
 
 
 def _fill_gaps(gaps: Sequence[str], contents: Sequence[str]) -> str:
@@ -88,8 +100,14 @@ def _change_error(messages: Sequence[Message], template: ChatTemplate) -> str:
     for number, message in enumerate(messages):
         placeholders = ["x"] * len(messages)
         placeholders[number] = message.text
-        if template.apply(zip(roles, placeholders, strict=True), open_turn=True) != _fill_gaps(gaps, placeholders):
-            shown = message.text if len(message.text) <= 40 else f"{message.text[:18]}…{message.text[-18:]}"
+        if template.apply(zip(roles, placeholders, strict=True), open_turn=True) != _fill_gaps(
+            gaps, placeholders
+        ):
+            shown = (
+                message.text
+                if len(message.text) <= 40
+                else f"{message.text[:18]}…{message.text[-18:]}"
+            )
             description = f"message {number + 1}, {message.role} {shown!r}"
             break
     else:
@@ -101,7 +119,8 @@ def _change_error(messages: Sequence[Message], template: ChatTemplate) -> str:
 
 
 def check_open_turn(template: ChatTemplate, roles: Sequence[str], gaps: Sequence[str]) -> None:
-    """Raise ValueError unless the template opens an assistant's turn, or ends a user's turn where an answer begins."""
+    """Raise ValueError unless the template opens an assistant's turn, or ends a user's turn where
+    an answer begins."""
     if len(gaps[-1]) > len(template.gaps(roles, open_turn=False)[-1]):
         return
     open_gap = template.gaps(["user"], open_turn=True)[-1]
@@ -118,7 +137,10 @@ def _independent_spans(
     chat: Chat, template: ChatTemplate, gaps: Sequence[str], contents: Sequence[tuple[int, int]]
 ) -> dict[Unit, TextSpan]:
     units = [unit for unit in chat.units if unit.independent]
-    roles = {unit: tuple(message.role for message in chat.messages[unit.start : unit.stop]) for unit in units}
+    roles = {
+        unit: tuple(message.role for message in chat.messages[unit.start : unit.stop])
+        for unit in units
+    }
     wrappings = {kind: unit_wrapping(template, kind) for kind in dict.fromkeys(roles.values())}
     spans: dict[Unit, TextSpan] = {}
     previous_stop = 0
@@ -150,7 +172,8 @@ def _spans(
     fixed: dict[Unit, TextSpan],
     closing: dict[str, str],
 ) -> list[TextSpan]:
-    """All spans in order: the fixed ones, and ordered text split after the known closing of each message."""
+    """All spans in order: the fixed ones, and ordered text split after the known closing of each
+    message."""
     spans: list[TextSpan] = []
     position = 0
     next_start = {unit.start: span.start for unit, span in fixed.items()}
@@ -183,7 +206,8 @@ EXPECTED = "a folder with tokenizer.json and, beside it, tokenizer_config.json w
 
 
 class Encoded(NamedTuple):
-    """Token ids, int32, shape (n,), and for each the half-open range of characters that it encodes."""
+    """Token ids, int32, shape (n,), and for each the half-open range of characters that it
+    encodes."""
 
     tokens: Tokens
     characters: list[tuple[int, int]]
@@ -215,12 +239,16 @@ class ChatTokenizer:
     def template(self) -> ChatTemplate:
         """The chat template; ValueError if there is none."""
         if not self.chat_template:
-            raise ValueError(f"tokenizer={self.name} has no chat template; expected {EXPECTED}, or one given by hand")
+            raise ValueError(
+                f"tokenizer={self.name} has no chat template; expected {EXPECTED}, or one given by hand"
+            )
         special_tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
         bos_and_eos = {name: token for name, token in special_tokens.items() if token is not None}
         # Some templates test whether these are none before they test whether they are defined.
         return ChatTemplate(
-            self.name, self.chat_template, {"tools": None, "documents": None, **bos_and_eos, **self.variables}
+            self.name,
+            self.chat_template,
+            {"tools": None, "documents": None, **bos_and_eos, **self.variables},
         )
 
     @cached_property
@@ -237,14 +265,19 @@ class ChatTokenizer:
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
         """Texts of the special tokens."""
-        return tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special)
+        return tuple(
+            token.content
+            for token in self.tokenizer.get_added_tokens_decoder().values()
+            if token.special
+        )
 
     def encode(self, text: str) -> Tokens:
         """Token ids of a text, int32; special tokens in it are recognised, and no BOS is added."""
         return self.encode_with_offsets(text).tokens
 
     def encode_with_offsets(self, text: str, *, literal: bool = False) -> Encoded:
-        """Token ids with their character ranges; `literal` encodes special tokens as plain characters."""
+        """Token ids with their character ranges; `literal` encodes special tokens as plain
+        characters."""
         tokenizer = self._literal_tokenizer if literal else self.tokenizer
         encoding = tokenizer.encode(text, add_special_tokens=False)
         return Encoded(np.array(encoding.ids, dtype=np.int32), encoding.offsets)
@@ -324,7 +357,8 @@ def _template_file(folder: Path) -> str | None:
 
 
 def _configured_template(config: Mapping[str, object], folder: Path) -> str | None:
-    """The template of the configuration: a string, or the entry `default` of a list of named templates."""
+    """The template of the configuration: a string, or the entry `default` of a list of named
+    templates."""
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
@@ -343,7 +377,8 @@ _ROLES = ("user", "assistant", "user")
 
 
 def missing_bos(first: int | None, tokenizer: ChatTokenizer) -> Tokens:
-    """The BOS id that the tokenizer adds, unless the template already wrote it as token `first`: one id or none."""
+    """The BOS id that the tokenizer adds, unless the template already wrote it as token `first`:
+    one id or none."""
     bos = tokenizer.bos_id if tokenizer.adds_bos else None
     return np.array([] if bos is None or first == bos else [bos], dtype=np.int32)
 
@@ -364,7 +399,8 @@ def check_bos(tokens: Tokens, tokenizer: ChatTokenizer) -> None:
 
 
 def opens_messages(template: ChatTemplate, bos: str) -> bool:
-    """Whether the template opens every message with the BOS, as SmolLM2's does with <|im_start|>."""
+    """Whether the template opens every message with the BOS, as SmolLM2's does with
+    <|im_start|>."""
     *openings, closing = template.gaps(_ROLES, open_turn=False)
     return bos not in closing and all(bos in opening for opening in openings)
 
@@ -382,7 +418,8 @@ CHATML = (
 _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _ROLE_WORDS = ("system", "user", "assistant")
 _SYLLABLES = tuple(map("".join, product("bdfgklmnprstvz", "aeiou")))
-# Coprime to the number of syllables, so that the sequence of three-syllable words has no repetition.
+# Coprime to the number of syllables, so that the sequence of three-syllable words has no
+# repetition.
 _STRIDE = 104_729
 
 
@@ -390,11 +427,15 @@ def invented_words() -> tuple[str, ...]:
     """The NUM_WORDS words of the vocabulary, three syllables each, identical on every machine."""
     count = len(_SYLLABLES)
     numbers = ((index * _STRIDE) % count**3 for index in range(1, NUM_WORDS + 1))
-    return tuple(_SYLLABLES[n // count**2] + _SYLLABLES[n // count % count] + _SYLLABLES[n % count] for n in numbers)
+    return tuple(
+        _SYLLABLES[n // count**2] + _SYLLABLES[n // count % count] + _SYLLABLES[n % count]
+        for n in numbers
+    )
 
 
 def builtin_tokenizer() -> ChatTokenizer:
-    """One token for each invented word, with or without a space before it, and one for each byte of all other text.
+    """One token for each invented word, with or without a space before it, and one for each byte of
+    all other text.
 
     Ids: 256 bytes, then the words and the names of the roles, each in both forms, then the special
     tokens; ChatML as the chat template; no BOS. Decoding restores every text exactly.
@@ -402,14 +443,21 @@ def builtin_tokenizer() -> ChatTokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
-    word_tokens = (form for word in (*_ROLE_WORDS, *invented_words()) for form in (word, space + word))
+    word_tokens = (
+        form for word in (*_ROLE_WORDS, *invented_words()) for form in (word, space + word)
+    )
     vocabulary = (*sorted(pre_tokenizers.ByteLevel.alphabet()), *word_tokens)
-    # Without merges, text is encoded as bytes, except for words that `ignore_merges` finds in the vocabulary.
-    model = models.BPE({token: number for number, token in enumerate(vocabulary)}, [], ignore_merges=True)
+    # Without merges, text is encoded as bytes, except for words that `ignore_merges` finds in the
+    # vocabulary.
+    model = models.BPE(
+        {token: number for number, token in enumerate(vocabulary)}, [], ignore_merges=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in _SPECIAL_TOKENS]
+    )
     return ChatTokenizer("builtin", tokenizer, CHATML, eos_token="<|im_end|>")
 
 
@@ -419,9 +467,11 @@ class RenderedSpan:
 
     `characters`   half-open range in the text; empty for a BOS that the tokenizer adds.
     `tokens`       half-open range in the token ids.
-    `roles`        roles of its messages; empty for text of the template alone, such as the open turn.
+    `roles`        roles of its messages; empty for text of the template alone, such as the open
+                   turn.
     `independent`  as in `core.request.Span`.
-    `reusable`     as in `core.request.Span`: true for ordered system messages, whose end other requests share.
+    `reusable`     as in `core.request.Span`: true for ordered system messages, whose end other
+                   requests share.
     """
 
     characters: tuple[int, int]
@@ -443,8 +493,9 @@ class Rendered:
     `contents`              half-open character range of each message's own text, in order.
     `spans`                 spans in order, which cover the text and the token ids without gaps.
     `tokens`                int32 token ids, shape (n,), of spans that are tokenised separately.
-    `retokenisation_delta`  number of these tokens that tokenising the complete text would not give at the same
-                            characters; 0: splitting at span ends changed nothing; None: not measured.
+    `retokenisation_delta`  number of these tokens that tokenising the complete text would not give
+                            at the same characters; 0: splitting at span ends changed nothing; None:
+                            not measured.
     """
 
     text: str
@@ -457,7 +508,11 @@ class Rendered:
     def request_spans(self) -> tuple[Span, ...]:
         """The spans of a request of the core."""
         return tuple(
-            Span(self.tokens[slice(*span.tokens)], independent=span.independent, reusable=span.reusable)
+            Span(
+                self.tokens[slice(*span.tokens)],
+                independent=span.independent,
+                reusable=span.reusable,
+            )
             for span in self.spans
         )
 
@@ -465,12 +520,14 @@ class Rendered:
 def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = True) -> Rendered:
     """Apply the chat template once and tokenise span by span.
 
-    The ids of an independent span depend only on its messages and on the template, not on its neighbours or position,
-    so that its keys and values are reusable anywhere. The prompt begins with a BOS if template or tokenizer add one; a
-    BOS inside the prompt is allowed only if the template opens every message with it. A message that spells a special
-    token cannot open or close a turn: its text is tokenised separately, with the special token as plain characters.
-    `measure_delta` doubles the cost, because it tokenises the text a second time. Raises ValueError if the tokenizer
-    has no template or if template and query are incompatible (see `layout.compute_layout`, `units.flatten`).
+    The ids of an independent span depend only on its messages and on the template, not on its
+    neighbours or position, so that its keys and values are reusable anywhere. The prompt begins
+    with a BOS if template or tokenizer add one; a BOS inside the prompt is allowed only if the
+    template opens every message with it. A message that spells a special token cannot open or close
+    a turn: its text is tokenised separately, with the special token as plain characters.
+    `measure_delta` doubles the cost, because it tokenises the text a second time. Raises ValueError
+    if the tokenizer has no template or if template and query are incompatible (see
+    `layout.compute_layout`, `units.flatten`).
     """
     chat = flatten(query)
     layout = compute_layout(chat, tokenizer.template)
@@ -479,7 +536,9 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
     first = next((int(span.tokens[0]) for span in encoded if len(span.tokens)), None)
     spans, ids = _token_ranges(chat, layout, encoded, missing_bos(first, tokenizer))
     if not spans:
-        raise ValueError(f"query has no token in the chat template of {tokenizer.name}; expected some text")
+        raise ValueError(
+            f"query has no token in the chat template of {tokenizer.name}; expected some text"
+        )
     tokens = np.concatenate(ids)
     check_bos(tokens, tokenizer)
     return Rendered(layout.text, layout.contents, tuple(spans), tokens, delta)
@@ -495,8 +554,11 @@ def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> Encoded
     return Encoded(np.concatenate(tokens), characters)
 
 
-def _split_contents(span: TextSpan, layout: Layout, special_texts: Sequence[str]) -> Iterator[tuple[int, int, bool]]:
-    """Ranges of a span to tokenise separately: the complete span, or split at contents that spell special tokens."""
+def _split_contents(
+    span: TextSpan, layout: Layout, special_texts: Sequence[str]
+) -> Iterator[tuple[int, int, bool]]:
+    """Ranges of a span to tokenise separately: the complete span, or split at contents that spell
+    special tokens."""
     position = span.start
     for start, stop in layout.contents[slice(*span.messages)]:
         content = layout.text[start:stop]
@@ -509,21 +571,28 @@ def _split_contents(span: TextSpan, layout: Layout, special_texts: Sequence[str]
 
 def _retokenisation_delta(text: str, encoded: Sequence[Encoded], tokenizer: ChatTokenizer) -> int:
     complete = tokenizer.encode_with_offsets(text)
-    ours = Counter(pair for span in encoded for pair in zip(span.tokens.tolist(), span.characters, strict=True))
+    ours = Counter(
+        pair for span in encoded for pair in zip(span.tokens.tolist(), span.characters, strict=True)
+    )
     return (ours - Counter(zip(complete.tokens.tolist(), complete.characters, strict=True))).total()
 
 
 def _token_ranges(
     chat: Chat, layout: Layout, encoded_spans: Sequence[Encoded], bos: Tokens
 ) -> tuple[list[RenderedSpan], list[Tokens]]:
-    """Spans with token ranges; a BOS is added to an ordered first span, or is a span before an independent one."""
+    """Spans with token ranges; a BOS is added to an ordered first span, or is a span before an
+    independent one."""
     spans: list[RenderedSpan] = []
     ids: list[Tokens] = []
     position = 0
 
-    def append(characters: tuple[int, int], tokens: Tokens, roles: tuple[Role, ...], independent: bool) -> None:
+    def append(
+        characters: tuple[int, int], tokens: Tokens, roles: tuple[Role, ...], independent: bool
+    ) -> None:
         nonlocal position
-        spans.append(RenderedSpan(characters, (position, position + len(tokens)), roles, independent))
+        spans.append(
+            RenderedSpan(characters, (position, position + len(tokens)), roles, independent)
+        )
         ids.append(tokens)
         position += len(tokens)
 
@@ -543,7 +612,8 @@ def _token_ranges(
 
 
 def _check_may_be_empty(span: TextSpan, chat: Chat) -> None:
-    """Raise ValueError for an independent span without tokens; ordered text without tokens is allowed."""
+    """Raise ValueError for an independent span without tokens; ordered text without tokens is
+    allowed."""
     if span.independent:
         number = span.messages[0]
         raise ValueError(

@@ -35,7 +35,16 @@ from spanlab.report.figures import (
     draw_ttft_distribution,
     reference,
 )
-from spanlab.report.style import FAMILY_STYLES, INK, Label, Unit, byte_unit, family_style, log_scale, place_labels
+from spanlab.report.style import (
+    FAMILY_STYLES,
+    INK,
+    Label,
+    Unit,
+    byte_unit,
+    family_style,
+    log_scale,
+    place_labels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +66,8 @@ _GREY = "#8a8a8a"
 
 
 def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> Figure | None:
-    """Draw mean, with its 95 % band if any, and p99 of one delay by offered load; `name` labels the axis."""
+    """Draw mean, with its 95 % band if any, and p99 of one delay by offered load; `name` labels the
+    axis."""
     if not study.load:
         return None
     arms: dict[str, list[LoadPoint]] = {point.arm: [] for point in study.load}
@@ -79,11 +89,20 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     unit = style.time_unit(max(value or 0.0 for values in shown for value in values.values()))
     strokes = style.strokes((arm, points[0].family) for arm, points in arms.items())
     for arm, points in arms.items():
-        _draw_arm((mean, tail, busy), points, [delay(point) for point in points], strokes[arm], unit.factor)
+        _draw_arm(
+            (mean, tail, busy),
+            points,
+            [delay(point) for point in points],
+            strokes[arm],
+            unit.factor,
+        )
     # log axes for the positive values
     values = [value for entry in shown for key in _CURVES if (value := entry.get(key)) is not None]
     high = unit.factor * max(values, default=0.0) or 1.0
-    low = max(unit.factor * min((value for value in values if value > 0), default=high / 10), _FLOOR * high)
+    low = max(
+        unit.factor * min((value for value in values if value > 0), default=high / 10),
+        _FLOOR * high,
+    )
     for ax in (mean, tail):
         style.log_scale(ax.yaxis, low, high)
         ax.set_ylim(low / 1.5, high * 1.5)
@@ -121,7 +140,9 @@ def _draw_arm(
     busy.plot(rate, [_percent(point.utilisation) for point in points], **line)
 
 
-def _draw_unstable(ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: style.Stroke) -> None:
+def _draw_unstable(
+    ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: style.Stroke
+) -> None:
     present = ~np.isnan(values)
     if present.any():
         ax.plot(
@@ -141,7 +162,8 @@ def _percent(value: float | None) -> float:
 
 
 def _values(delays: Sequence[dict[str, float | None]], key: str, factor: float) -> np.ndarray:
-    """Return one value of each delay: NaN where it is missing or not positive, as a log axis requires."""
+    """Return one value of each delay: NaN where it is missing or not positive, as a log axis
+    requires."""
     scaled = factor * np.array([delay.get(key) or np.nan for delay in delays], dtype=np.float64)
     return np.where(scaled > 0, scaled, np.nan)
 
@@ -159,7 +181,15 @@ def _finish_utilisation(ax: Axes, load: Sequence[LoadPoint]) -> None:
     ax.set_ylim(0, 1.05 * max(100.0, *(share for share in shares if share == share), 0.0))
     ax.axhline(100, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     if all(share != share for share in shares):
-        ax.text(0.5, 0.5, "unknown on the engine", transform=ax.transAxes, ha="center", va="center", fontsize=8)
+        ax.text(
+            0.5,
+            0.5,
+            "unknown on the engine",
+            transform=ax.transAxes,
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
     style.label(ax, "offered load (requests/s)", "utilisation (%)")
 
 
@@ -184,7 +214,9 @@ def _draw_key(key: Axes, curves: Axes, arms: int) -> None:
 
 def draw_queueing_load(study: StudyData) -> Figure | None:
     """Mean and p99 of the queueing delay by offered load, utilisation below."""
-    return draw_load_curves(study, lambda point: point.queue_s, "Queueing delay by offered load", "queueing delay")
+    return draw_load_curves(
+        study, lambda point: point.queue_s, "Queueing delay by offered load", "queueing delay"
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -194,7 +226,9 @@ def draw_queueing_load(study: StudyData) -> Figure | None:
 
 def draw_ttft_load(study: StudyData) -> Figure | None:
     """Mean and p99 of the time to first token by offered load, utilisation below."""
-    return draw_load_curves(study, lambda point: point.ttft_s, "Time to first token by offered load", "TTFT")
+    return draw_load_curves(
+        study, lambda point: point.ttft_s, "Time to first token by offered load", "TTFT"
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -245,7 +279,12 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
         _draw_family(ax, family, members)
     # draw hollow markers where the store was full, with an entry in the legend
     full = [point for point in shown if point.full]
-    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
+    hollow: dict[str, Any] = {
+        "linestyle": "none",
+        "markerfacecolor": "white",
+        "markersize": 6,
+        "zorder": 4,
+    }
     for point in full:
         colour, marker = family_style(point.family)
         ax.plot([point.x], [point.y], marker, color=colour, gid="full", **hollow)
@@ -253,13 +292,23 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
         ax.plot([], [], "o", color=INK, label="hollow: store full", **hollow)
     hidden = [f"{point.name} (0 bytes)" for point in points if point not in shown]
     if hidden:
-        ax.text(1.02, 0, "\n".join(["not drawn:", *hidden]), transform=ax.transAxes, fontsize=8, color="#555555")
+        ax.text(
+            1.02,
+            0,
+            "\n".join(["not drawn:", *hidden]),
+            transform=ax.transAxes,
+            fontsize=8,
+            color="#555555",
+        )
     return shown
 
 
 def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> None:
-    """Label the points drawn; call it when all limits are set. `levels` are the heights of lines across the axes."""
-    labels = [Label(point.x, point.y, point.name, family_style(point.family)[0]) for point in points]
+    """Label the points drawn; call it when all limits are set. `levels` are the heights of lines
+    across the axes."""
+    labels = [
+        Label(point.x, point.y, point.name, family_style(point.family)[0]) for point in points
+    ]
     lines = [[(point.x, point.y) for point in members] for _, members in _families(points)]
     across = [[(x, level) for x in ax.get_xlim()] for level in levels]
     bars = []
@@ -272,7 +321,8 @@ def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> N
 
 
 def frontier(points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
-    """Return the points with reuse that no other point beats in both bytes and y, by increasing bytes."""
+    """Return the points with reuse that no other point beats in both bytes and y, by increasing
+    bytes."""
     sign = -1.0 if larger_is_better else 1.0
     best = np.inf
     edge = []
@@ -296,7 +346,10 @@ def _scale_x(ax: Axes, x: Sequence[float]) -> None:
 def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
     ranks = {family: k for k, family in enumerate(FAMILY_STYLES)}
     ordered = sorted(points, key=lambda point: (ranks.get(point.family, len(ranks)), point.family))
-    return [(family, list(members)) for family, members in groupby(ordered, key=lambda point: point.family)]
+    return [
+        (family, list(members))
+        for family, members in groupby(ordered, key=lambda point: point.family)
+    ]
 
 
 def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) -> None:
@@ -312,18 +365,34 @@ def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) ->
         "gid": "frontier",
     }
     # to the right edge: bytes beyond those of the last point bring no gain
-    ax.plot([*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line)
+    ax.plot(
+        [*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line
+    )
 
 
 def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:
     colour, marker = family_style(family)
     x, y = [point.x for point in members], [point.y for point in members]
     ax.plot(
-        x, y, color=colour, marker=marker, markersize=6, linewidth=1, label=family, gid=f"family:{family}", zorder=3
+        x,
+        y,
+        color=colour,
+        marker=marker,
+        markersize=6,
+        linewidth=1,
+        label=family,
+        gid=f"family:{family}",
+        zorder=3,
     )
     y_error = np.array([point.y_error for point in members]).T
     x_half = np.array([point.x_half for point in members])
-    bars: dict[str, Any] = {"fmt": "none", "ecolor": colour, "elinewidth": 1, "alpha": 0.55, "zorder": 2}
+    bars: dict[str, Any] = {
+        "fmt": "none",
+        "ecolor": colour,
+        "elinewidth": 1,
+        "alpha": 0.55,
+        "zorder": 2,
+    }
     if (y_error > _VISIBLE * max(y)).any():
         ax.errorbar(x, y, yerr=y_error, **bars)
     if (x_half > _VISIBLE * max(x)).any():
@@ -338,7 +407,8 @@ _BOUND = "infinite cache"
 
 
 def draw_pareto_tokens(study: StudyData) -> Figure | None:
-    """Draw reused tokens over resident bytes: a point per arm, a line per family, and the infinite-cache bounds."""
+    """Draw reused tokens over resident bytes: a point per arm, a line per family, and the
+    infinite-cache bounds."""
     if not study.arms or bytes_say_little(study.arms):
         return None
     figure, [[ax]] = style.framed_with(
@@ -355,7 +425,9 @@ def draw_pareto_tokens(study: StudyData) -> Figure | None:
     bounds = bounds_percent(arm.summary for arm in study.arms)
     for finds, percent in bounds.items():
         label = _BOUND if len(bounds) == 1 else f"{_BOUND}:\n{finds}"
-        ax.axhline(percent, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=label)
+        ax.axhline(
+            percent, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=label
+        )
     top = max([*bounds.values(), *(point.y for point in points)])
     ax.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
     style.label(ax, resident_label(study), "reused tokens (% of prompt tokens)")
@@ -388,19 +460,31 @@ def draw_pareto_ttft(study: StudyData) -> Figure | None:
     measured = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]
     unit = style.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in measured), default=0.0))
     byte_unit = resident_unit(study)
-    points = [_pareto_ttft_point(arm, unit.factor, byte_unit) for arm in measured if not is_full_recompute(arm)]
+    points = [
+        _pareto_ttft_point(arm, unit.factor, byte_unit)
+        for arm in measured
+        if not is_full_recompute(arm)
+    ]
     if not points or bytes_say_little(study.arms):
         return None
     figure, [[ax]] = style.framed_with(
         study.provenance,
         f"Time to first token by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=style.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")),
+        margins=style.margins_for(
+            (*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")
+        ),
     )
     none = reference(measured)
     level = none.summary["ttft_s"]["mean"] * unit.factor if none else None
     if none and level is not None:
-        ax.axhline(level, color=style.family_style("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
+        ax.axhline(
+            level,
+            color=style.family_style("none")[0],
+            linewidth=1,
+            linestyle=(0, (4, 2)),
+            label=none.name,
+        )
     shown = draw_points(ax, points, larger_is_better=False)
     _scale_y(ax, [point.y for point in points] + ([] if level is None else [level]))
     style.label(ax, resident_label(study), f"mean TTFT ({unit.name})")

@@ -35,8 +35,8 @@ class LoadPoint:
 
     utilisation     offered work ÷ capacity; None without a timing model
     busy_fraction   share of the time in which steps run
-    queue_s, ttft_s  mean, low, high and p99 in seconds; None where the queue grows, and `unstable` is
-                     then the mean over this run, which depends on the length of the run
+    queue_s, ttft_s  mean, low, high and p99 in seconds; None where the queue grows, and `unstable`
+                     is then the mean over this run, which depends on the length of the run
     """
 
     arm: str
@@ -52,7 +52,8 @@ class LoadPoint:
 
     @property
     def stable(self) -> bool:
-        """Whether the run is neither saturated nor unsettled, so that its delays are steady-state values."""
+        """Whether the run is neither saturated nor unsettled, so that its delays are steady-state
+        values."""
         return self.state.verdict not in (SATURATED, UNSETTLED)
 
 
@@ -111,13 +112,18 @@ def resident_bytes(arm: ArmData) -> float:
 
 def resident_half_width(arm: ArmData) -> float:
     """95 % half-width of the mean resident bytes over seeds."""
-    per_seed = [run["kv_resident_mean_bytes"] + run["state_resident_mean_bytes"] for run in arm.runs]
+    per_seed = [
+        run["kv_resident_mean_bytes"] + run["state_resident_mean_bytes"] for run in arm.runs
+    ]
     return half_width(np.asarray(per_seed, dtype=np.float64))
 
 
 def category_tokens(tokens: Mapping[str, Any], category: str) -> int:
-    """Return the prompt tokens of one category, `reused` or a loss cause, from `tokens` of an arm's summary."""
-    return int(tokens["reused"] if category == "reused" else tokens["lost_by_cause"].get(category, 0))
+    """Return the prompt tokens of one category, `reused` or a loss cause, from `tokens` of an arm's
+    summary."""
+    return int(
+        tokens["reused"] if category == "reused" else tokens["lost_by_cause"].get(category, 0)
+    )
 
 
 def saved_percent(arm: ArmData) -> float:
@@ -132,10 +138,12 @@ def saved_half_width_percent(summary: Mapping[str, Any]) -> float:
 
 
 def bounds_percent(arms: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the reuse of an infinite cache in percent of the prompt tokens, by the arms' kind of lookup.
+    """Return the reuse of an infinite cache in percent of the prompt tokens, by the arms' kind of
+    lookup.
 
-    Kinds are `prefixes` and `spans anywhere`. Bounds of one kind differ between arms, because requests that are
-    still being computed at a lookup cannot be reused; the largest one counts, as in the table.
+    Kinds are `prefixes` and `spans anywhere`. Bounds of one kind differ between arms, because
+    requests that are still being computed at a lookup cannot be reused; the largest one counts, as
+    in the table.
     """
     bounds: dict[str, float] = {}
     for arm in arms:
@@ -145,12 +153,14 @@ def bounds_percent(arms: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def token_hit_rate(summary: Mapping[str, Any]) -> Interval:
-    """Return the token hit rate of an arm, with its interval, from the arm's entry in `summary.json`."""
+    """Return the token hit rate of an arm, with its interval, from the arm's entry in
+    `summary.json`."""
     return estimate(summary["token_hit_rate"], summary["token_hit_rate_interval"])
 
 
 def mean_ttft(summary: Mapping[str, Any]) -> Interval:
-    """Return the mean TTFT in seconds, as `token_hit_rate`; the mean is None where the queue grows."""
+    """Return the mean TTFT in seconds, as `token_hit_rate`; the mean is None where the queue
+    grows."""
     return estimate(summary["ttft_s"]["mean"], summary["ttft_s_interval"]["mean"])
 
 
@@ -175,7 +185,8 @@ def stable(arms: Iterable[ArmData]) -> list[ArmData]:
 
 
 def evicts(arm: ArmData) -> bool:
-    """Whether the store was full, so that the budget and not the arm determines the resident bytes."""
+    """Whether the store was full, so that the budget and not the arm determines the resident
+    bytes."""
     return bool(arm.summary["evicted_bytes"])
 
 
@@ -204,7 +215,9 @@ def interval_words(arms: Sequence[ArmData]) -> str:
     if not arms:
         return ""
     seeds, groups = len(arms[0].summary["seeds"]), arms[0].summary["groups"]
-    levels = [f"{groups} groups (documents)"] * (groups > 1) + [f"{seeds} seeds (arrivals)"] * (seeds > 1)
+    levels = [f"{groups} groups (documents)"] * (groups > 1) + [f"{seeds} seeds (arrivals)"] * (
+        seeds > 1
+    )
     if not levels:
         return "no intervals: one seed and one group"
     return f"[a, b] = 95 % interval over {' and '.join(levels)}, by bootstrap"

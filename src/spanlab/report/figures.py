@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from spanlab.records import LOSS_CAUSES
 from spanlab.registry import Registry
 from spanlab.report import style
-from spanlab.report.data import ArmData, StudyData, category_tokens, holds_states, is_full_recompute, stable, ttft_s
+from spanlab.report.data import (
+    ArmData,
+    StudyData,
+    category_tokens,
+    holds_states,
+    is_full_recompute,
+    stable,
+    ttft_s,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +35,8 @@ _REFERENCES = ("none", "kv_only")
 
 
 def best_of_families(arms: Iterable[ArmData], limit: int) -> list[ArmData]:
-    """Return the arm with the highest token hit rate of each family, references first, at most `limit` arms."""
+    """Return the arm with the highest token hit rate of each family, references first, at most
+    `limit` arms."""
     best: dict[str, ArmData] = {}
     for arm in arms:
         rival = best.get(arm.family)
@@ -55,8 +64,11 @@ _TITLE_CHARS = 92  # across all panels of a row
 _MARGINS = style.Margins(left=0.75, top=0.85, bottom=0.95)
 
 
-def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure and one titled panel per entry of `names`, filled by row; all panels share both axes."""
+def small_multiples(
+    study: StudyData, title: str, names: Sequence[str], cols: int
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure and one titled panel per entry of `names`, filled by row; all panels share
+    both axes."""
     cols = min(cols, len(names))
     rows = -(-len(names) // cols)
     height = _MARGINS.top + _MARGINS.bottom + max(rows * _PANEL_IN, 2.4)
@@ -87,9 +99,13 @@ def label_outer(figure: Figure, x: str, y: str) -> None:
     """Name the shared axes once, in the middle of the figure's edges."""
     height = figure.get_figheight()
     middle = (1 + (_MARGINS.left - _MARGINS.right) / style.WIDTH_IN) / 2
-    figure.supxlabel(x, x=middle, y=0.42 / height, va="bottom", fontsize=style.LABEL_PT, color=style.INK)
+    figure.supxlabel(
+        x, x=middle, y=0.42 / height, va="bottom", fontsize=style.LABEL_PT, color=style.INK
+    )
     centre = (1 + (_MARGINS.bottom - _MARGINS.top) / height) / 2
-    figure.supylabel(y, x=0.12 / style.WIDTH_IN, y=centre, ha="left", fontsize=style.LABEL_PT, color=style.INK)
+    figure.supylabel(
+        y, x=0.12 / style.WIDTH_IN, y=centre, ha="left", fontsize=style.LABEL_PT, color=style.INK
+    )
 
 
 def legend_top(figure: Figure, handles: Sequence[Any]) -> None:
@@ -123,7 +139,8 @@ _KV, _STATES = "#0072b2", "#e69f00"
 
 
 def draw_cache_content(study: StudyData) -> Figure | None:
-    """Draw stacked KV and state bytes over the run of the first seed, one panel per arm with shared axes."""
+    """Draw stacked KV and state bytes over the run of the first seed, one panel per arm with shared
+    axes."""
     from matplotlib.patches import Patch
 
     candidates = (arm for arm in study.arms if not is_full_recompute(arm) and _holds_bytes(arm))
@@ -157,7 +174,9 @@ def _holds_bytes(arm: ArmData) -> bool:
 
 
 def _most_bytes(run: dict[str, Any]) -> float:
-    return float(np.max(np.asarray(run["timeline_kv_bytes"]) + np.asarray(run["timeline_state_bytes"])))
+    return float(
+        np.max(np.asarray(run["timeline_kv_bytes"]) + np.asarray(run["timeline_state_bytes"]))
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -171,10 +190,13 @@ _RASTER_FROM = 3000
 
 
 def draw_checkpoint_positions(study: StudyData) -> Figure | None:
-    """Draw stored states (dots) over match (red) and prompt (light) of each visit of one group, first seed."""
+    """Draw stored states (dots) over match (red) and prompt (light) of each visit of one group,
+    first seed."""
     from matplotlib.ticker import MaxNLocator
 
-    arms = best_of_families((arm for arm in study.arms if _has_states(arm)), _CHECKPOINT_POSITIONS_ARMS)
+    arms = best_of_families(
+        (arm for arm in study.arms if _has_states(arm)), _CHECKPOINT_POSITIONS_ARMS
+    )
     if not arms:
         return None
     figure, panels = small_multiples(
@@ -183,7 +205,9 @@ def draw_checkpoint_positions(study: StudyData) -> Figure | None:
     visits = [arm.runs[0]["group_rounds"] for arm in arms]
     last = max(visit["round"] for rounds in visits for visit in rounds)
     panels[0].set_xlim(0, 1.02 * max(visit["prompt"] for rounds in visits for visit in rounds))
-    panels[0].set_ylim(last + 0.7, min(visit["round"] for rounds in visits for visit in rounds) - 0.7)
+    panels[0].set_ylim(
+        last + 0.7, min(visit["round"] for rounds in visits for visit in rounds) - 0.7
+    )
     for ax, rounds in zip(panels, visits, strict=True):
         _checkpoint_positions_draw_arm(ax, rounds)
     panels[0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -194,7 +218,9 @@ def draw_checkpoint_positions(study: StudyData) -> Figure | None:
 
 
 def _has_states(arm: ArmData) -> bool:
-    return bool(arm.runs) and any(visit["positions"] for visit in arm.runs[0].get("group_rounds", ()))
+    return bool(arm.runs) and any(
+        visit["positions"] for visit in arm.runs[0].get("group_rounds", ())
+    )
 
 
 def _checkpoint_positions_draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> None:
@@ -202,14 +228,31 @@ def _checkpoint_positions_draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> No
     bottom, top = ax.get_ylim()
     bar_pt = float(ax.bbox.height) / style.DPI * 72 / abs(bottom - top) * _ROW_FILL
     for key, colour in (("prompt", _PROMPT), ("match", _MATCH)):
-        ax.hlines(number, 0, [visit[key] for visit in rounds], color=colour, linewidth=bar_pt, zorder=1)
+        ax.hlines(
+            number, 0, [visit[key] for visit in rounds], color=colour, linewidth=bar_pt, zorder=1
+        )
     positions = np.concatenate([np.asarray(visit["positions"], dtype=float) for visit in rounds])
     rows = np.repeat(number, [len(visit["positions"]) for visit in rounds])
     size = float(np.clip(0.6 * bar_pt, 1.0, 3.2))
-    ax.plot(positions, rows, "o", color=_STATE, markersize=size, markeredgewidth=0, rasterized=len(rows) > _RASTER_FROM)
+    ax.plot(
+        positions,
+        rows,
+        "o",
+        color=_STATE,
+        markersize=size,
+        markeredgewidth=0,
+        rasterized=len(rows) > _RASTER_FROM,
+    )
     resumed = [(visit["resume"], visit["round"]) for visit in rounds if visit["resume"]]
     if resumed:
-        ax.plot(*zip(*resumed, strict=True), "o", color=_RESUME, markersize=size + 2, mec="white", mew=0.7)
+        ax.plot(
+            *zip(*resumed, strict=True),
+            "o",
+            color=_RESUME,
+            markersize=size + 2,
+            mec="white",
+            mew=0.7,
+        )
 
 
 def _handles() -> list[Line2D]:
@@ -219,7 +262,15 @@ def _handles() -> list[Line2D]:
         Line2D([], [], color=_PROMPT, linewidth=6, label="prompt"),
         Line2D([], [], color=_MATCH, linewidth=6, label="match"),
         Line2D([], [], color=_STATE, marker="o", markersize=3.5, linestyle="", label="state held"),
-        Line2D([], [], color=_RESUME, marker="o", markersize=5.5, linestyle="", label="state resumed from"),
+        Line2D(
+            [],
+            [],
+            color=_RESUME,
+            marker="o",
+            markersize=5.5,
+            linestyle="",
+            label="state resumed from",
+        ),
     ]
 
 
@@ -232,7 +283,8 @@ _COLOUR = "#0072b2"
 
 
 def draw_common_prefix(study: StudyData) -> Figure | None:
-    """Draw the distribution of the common prefix, equal for all arms: in tokens (left), as share of prompt (right).
+    """Draw the distribution of the common prefix, equal for all arms: in tokens (left), as share of
+    prompt (right).
 
     Read from an arm that looks up prefixes: other arms may serve passages in another order.
     """
@@ -251,7 +303,10 @@ def draw_common_prefix(study: StudyData) -> Figure | None:
         hspace=0.12,
         wspace=0.08,
     )
-    for column, values, high, unit in ((0, prefix, max(float(prefix.max()), 1.0), "tokens"), (1, share, 100.0, "%")):
+    for column, values, high, unit in (
+        (0, prefix, max(float(prefix.max()), 1.0), "tokens"),
+        (1, share, 100.0, "%"),
+    ):
         counts, edges = np.histogram(values, bins=_COMMON_PREFIX_BINS, range=(0.0, high))
         axes[0][column].stairs(counts, edges, fill=True, color=_COLOUR, alpha=0.75)
         ax = axes[1][column]
@@ -287,11 +342,16 @@ _KEY_TITLE = "median, band: quartiles"
 
 
 def draw_length_ttft(study: StudyData) -> Figure | None:
-    """Draw TTFT by prompt length: median and quartiles per bin of equal counts, over faint single requests.
+    """Draw TTFT by prompt length: median and quartiles per bin of equal counts, over faint single
+    requests.
 
     Arms whose queue grows are omitted.
     """
-    arms = [arm for arm in best_of_families(stable(study.arms), _LENGTH_TTFT_ARMS) if len(arm.columns["prompt_tokens"])]
+    arms = [
+        arm
+        for arm in best_of_families(stable(study.arms), _LENGTH_TTFT_ARMS)
+        if len(arm.columns["prompt_tokens"])
+    ]
     if not arms:
         return None
     figure, [[ax]] = style.framed_with(
@@ -320,7 +380,8 @@ def draw_length_ttft(study: StudyData) -> Figure | None:
 def binned_quartiles(
     length: NDArray[np.int64], value: NDArray[np.float64], bins: int = _LENGTH_TTFT_BINS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median length and the three quartiles (shape [3, bins]) of `value` in bins of equal counts."""
+    """Return the median length and the three quartiles (shape [3, bins]) of `value` in bins of
+    equal counts."""
     order = np.argsort(length, kind="stable")
     groups = [group for group in np.array_split(order, min(bins, len(order))) if len(group)]
     middle = np.array([np.median(length[group]) for group in groups])
@@ -336,21 +397,34 @@ _ROW_IN = 0.19
 
 
 def draw_loss_by_cause(study: StudyData) -> Figure | None:
-    """Draw one bar per arm in percent of its prompt tokens, most reused on top; categories sum to 100 %."""
+    """Draw one bar per arm in percent of its prompt tokens, most reused on top; categories sum to
+    100 %."""
     arms = sorted(study.arms, key=lambda arm: (share_percent(arm, "reused"), arm.name))
     if not arms:
         return None
     margins = style.Margins(left=0.4 + 0.07 * max(len(_title(arm)) for arm in arms), right=1.8)
     height = margins.top + margins.bottom + max(_ROW_IN * len(arms), 1.6)
     figure, [[ax]] = style.framed_with(
-        study.provenance, f"Prompt tokens by cause · store: {study.store}", height=height, margins=margins
+        study.provenance,
+        f"Prompt tokens by cause · store: {study.store}",
+        height=height,
+        margins=margins,
     )
     starts = [0.0] * len(arms)
     for category in _CATEGORIES:
         widths = [share_percent(arm, category) for arm in arms]
         label = category.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
         colour = style.CAUSE_COLOURS.get(category, "#999999")
-        ax.barh(range(len(arms)), widths, 0.78, starts, color=colour, label=label, gid=category, linewidth=0)
+        ax.barh(
+            range(len(arms)),
+            widths,
+            0.78,
+            starts,
+            color=colour,
+            label=label,
+            gid=category,
+            linewidth=0,
+        )
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     ax.set_yticks(range(len(arms)), [_title(arm) for arm in arms])
     ax.set_xlim(0, 100)
@@ -362,7 +436,8 @@ def draw_loss_by_cause(study: StudyData) -> Figure | None:
 
 
 def share_percent(arm: ArmData, category: str) -> float:
-    """Return the tokens of one category, `reused` or a loss cause, in percent of the prompt tokens."""
+    """Return the tokens of one category, `reused` or a loss cause, in percent of the prompt
+    tokens."""
     tokens = arm.summary["tokens"]
     return 100.0 * category_tokens(tokens, category) / float(tokens["prompt"] or 1)
 
@@ -381,7 +456,8 @@ _TTFT_DISTRIBUTION_ARMS = 6
 
 
 def draw_ttft_distribution(study: StudyData) -> Figure | None:
-    """Draw the empirical CDF of TTFT for references and the best arm of each main family, without saturated arms."""
+    """Draw the empirical CDF of TTFT for references and the best arm of each main family, without
+    saturated arms."""
     arms = [
         arm
         for arm in best_of_families(stable(study.arms), _TTFT_DISTRIBUTION_ARMS)
@@ -390,7 +466,9 @@ def draw_ttft_distribution(study: StudyData) -> Figure | None:
     if not arms:
         return None
     figure, [[ax]] = style.framed_with(
-        study.provenance, "Distribution of time to first token", margins=style.margins_for(arm.name for arm in arms)
+        study.provenance,
+        "Distribution of time to first token",
+        margins=style.margins_for(arm.name for arm in arms),
     )
     strokes = style.strokes((arm.name, arm.family) for arm in arms)
     unit = style.time_unit(max(float(ttft_s(arm).max()) for arm in arms))
@@ -401,7 +479,14 @@ def draw_ttft_distribution(study: StudyData) -> Figure | None:
     for name, stroke in strokes.items():
         x, percent = style.empirical_cdf(values[name])
         x = np.maximum(x, low / 1.1)
-        ax.plot(x, percent, color=stroke.colour, linestyle=stroke.line, drawstyle="steps-post", label=name)
+        ax.plot(
+            x,
+            percent,
+            color=stroke.colour,
+            linestyle=stroke.line,
+            drawstyle="steps-post",
+            label=name,
+        )
     ax.set_ylim(0, 101)
     style.label(ax, f"TTFT ({unit.name})", "requests at or below (%)")
     style.legend_right(ax)

@@ -33,7 +33,8 @@ TICK_PT = 9
 NOTE_PT = 7
 LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 
-#: Colour and marker of each family; both differ, so that families stay distinct without colour and in print.
+#: Colour and marker of each family; both differ, so that families stay distinct without colour and
+#: in print.
 FAMILY_STYLES = {
     "none": ("#222222", "X"),
     "kv_only": ("#7f7f7f", "P"),
@@ -50,7 +51,8 @@ FAMILY_STYLES = {
     "boundary": ("#882255", "*"),
     "branch": ("#cc6677", "h"),
     "mixed": ("#e69f00", "d"),
-    # position-independent methods share figures with the first four only: they are for models without states
+    # position-independent methods share figures with the first four only: they are for models
+    # without states
     "pic": ("#009e73", "o"),
     "lego_link": ("#ee7733", "^"),
     "cache_blend": ("#cc3311", "v"),
@@ -114,16 +116,20 @@ class Margins:
 
 
 def family_style(family: str) -> tuple[str, str]:
-    """Return colour and marker of a family; unlisted families get a stable pair derived from the name."""
+    """Return colour and marker of a family; unlisted families get a stable pair derived from the
+    name."""
     listed = FAMILY_STYLES.get(family)
     if listed:
         return listed
     number = zlib.crc32(family.encode())
-    return _SPARE_COLOURS[number % len(_SPARE_COLOURS)], _SPARE_MARKERS[number // 7 % len(_SPARE_MARKERS)]
+    return _SPARE_COLOURS[number % len(_SPARE_COLOURS)], _SPARE_MARKERS[
+        number // 7 % len(_SPARE_MARKERS)
+    ]
 
 
 def strokes(arms: Iterable[tuple[str, str]]) -> dict[str, Stroke]:
-    """One stroke per arm of (name, family); arms of one family share the colour and differ in the dashes."""
+    """One stroke per arm of (name, family); arms of one family share the colour and differ in the
+    dashes."""
     # lines of kv_only often cover those of `none`, and radix those of block_hash; dashes show both
     used = Counter({"kv_only": 1, "radix": 1})
     chosen: dict[str, Stroke] = {}
@@ -145,7 +151,8 @@ def framed_with(
     share: tuple[Share, Share] = ("none", "none"),
     **grid: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A titled figure with `rows` x `cols` plain axes over a footer; `share` is (sharex, sharey)."""
+    """A titled figure with `rows` x `cols` plain axes over a footer; `share` is (sharex,
+    sharey)."""
     from matplotlib.figure import Figure
 
     extra = max(0, wrapped(footer).count("\n") + 1 - FOOTER_LINES) * 1.3 * NOTE_PT / 72  # inches
@@ -157,7 +164,9 @@ def framed_with(
         "top": 1 - margins.top / height,
         "bottom": (margins.bottom + extra) / height,
     }
-    axes = figure.subplots(rows, cols, squeeze=False, sharex=share[0], sharey=share[1], gridspec_kw=grid).tolist()
+    axes = figure.subplots(
+        rows, cols, squeeze=False, sharex=share[0], sharey=share[1], gridspec_kw=grid
+    ).tolist()
     for ax in (ax for row in axes for ax in row):
         plain(ax)
     add_title(figure, title)
@@ -168,12 +177,15 @@ def framed_with(
 def panels(
     footer: str, title: str, number: int, cols: int, heights: tuple[float, float], **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `number` panels, filled by row; `heights` in inches: of the margins, and of each row.
+    """A figure with `number` panels, filled by row; `heights` in inches: of the margins, and of
+    each row.
 
     Other options are those of `framed_with`.
     """
     rows = -(-number // cols)
-    figure, axes = framed_with(footer, title, rows, cols, height=heights[0] + heights[1] * rows, **options)
+    figure, axes = framed_with(
+        footer, title, rows, cols, height=heights[0] + heights[1] * rows, **options
+    )
     flat = [ax for row in axes for ax in row]
     for ax in flat[number:]:
         ax.set_axis_off()
@@ -190,7 +202,14 @@ def add_title(figure: Figure, title: str) -> None:
 def add_footer(figure: Figure, line: str) -> None:
     """Draw the provenance line in a small font at the bottom, wrapped to the figure's width."""
     height = figure.get_figheight()
-    figure.text(0.12 / WIDTH_IN, 0.08 / height, wrapped(line), va="bottom", fontsize=NOTE_PT, color="#555555")
+    figure.text(
+        0.12 / WIDTH_IN,
+        0.08 / height,
+        wrapped(line),
+        va="bottom",
+        fontsize=NOTE_PT,
+        color="#555555",
+    )
 
 
 def wrapped(line: str) -> str:
@@ -231,7 +250,8 @@ _LABEL_PT = 7.5
 _PIXELS_PER_PT = DPI / 72
 _POINT_PX = 4.0 * _PIXELS_PER_PT
 _SAMPLE_PX = 5.0
-# Candidate positions of a label around its point, best first: (horizontal, vertical) steps, then wider gaps.
+# Candidate positions of a label around its point, best first: (horizontal, vertical) steps, then
+# wider gaps.
 _AROUND = ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 _RINGS = (1.0, 2.8, 5.0)
 
@@ -248,7 +268,9 @@ class Label:
     colour: str
 
 
-def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tuple[float, float]]] = ()) -> None:
+def place_labels(
+    ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tuple[float, float]]] = ()
+) -> None:
     """Place each label near its point and off all points, and off `lines` where there is room.
 
     A label without a free position is omitted. The limits and the position of `ax` must be final.
@@ -263,7 +285,9 @@ def place_labels(ax: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tup
         size = np.array([0.62 * len(labels[k].text), 1.05]) * _LABEL_PT * _PIXELS_PER_PT
         frame = np.asarray(ax.bbox.extents)
         boxes = [_box(points[k], size, ring, *side) for ring in _RINGS for side in _AROUND]
-        candidates = [box for box in boxes if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()]
+        candidates = [
+            box for box in boxes if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()
+        ]
         box = _free(candidates, sampled, occupied)
         box = _free(candidates, points, occupied) if box is None else box
         if box is not None and labels[k].text:
@@ -288,7 +312,9 @@ def _box(point: Floats, size: Floats, ring: float, right: int, up: int) -> Float
 
 def _free(boxes: Sequence[Floats], points: Floats, occupied: Floats) -> Floats | None:
     for box in boxes:
-        covers = ((points > box[:2] - 0.6 * _POINT_PX) & (points < box[2:] + 0.6 * _POINT_PX)).all(axis=1)
+        covers = ((points > box[:2] - 0.6 * _POINT_PX) & (points < box[2:] + 0.6 * _POINT_PX)).all(
+            axis=1
+        )
         overlaps = ((box[:2] < occupied[:, 2:]) & (box[2:] > occupied[:, :2])).all(axis=1)
         if not covers.any() and not overlaps.any():
             return box
@@ -305,13 +331,23 @@ def _labels_write(ax: Axes, placed: Sequence[tuple[Label, Floats, Floats]]) -> N
         # thin letters look paler than the marker of the same colour
         darker = tuple(0.7 * channel for channel in to_rgb(label.colour))
         x, y = to_axes.transform((box[:2] + box[2:]) / 2)
-        ax.text(x, y, label.text, transform=ax.transAxes, ha="center", va="center", fontsize=_LABEL_PT, color=darker)
+        ax.text(
+            x,
+            y,
+            label.text,
+            transform=ax.transAxes,
+            ha="center",
+            va="center",
+            fontsize=_LABEL_PT,
+            color=darker,
+        )
         near = np.clip(point, box[:2], box[2:])
         if np.hypot(*(near - point)) > 2 * _POINT_PX:
             leaders.append(to_axes.transform([point, near]))
             colours.append(darker)
     ax.add_collection(
-        LineCollection(leaders, colors=colours, linewidths=0.5, transform=ax.transAxes, zorder=2.5), False
+        LineCollection(leaders, colors=colours, linewidths=0.5, transform=ax.transAxes, zorder=2.5),
+        False,
     )
 
 
@@ -321,13 +357,16 @@ def _labels_write(ax: Axes, placed: Sequence[tuple[Label, Floats, Floats]]) -> N
 
 
 def log_scale(axis: Axis, low: float, high: float) -> None:
-    """Set a log axis with plain numbers (0.2, 5, 1000) instead of powers, and fewer ticks over many decades."""
+    """Set a log axis with plain numbers (0.2, 5, 1000) instead of powers, and fewer ticks over many
+    decades."""
     from matplotlib.axis import XAxis
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.axes.set(**{"xscale" if isinstance(axis, XAxis) else "yscale": "log"})
     decades = high / low
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 300 else (1, 3) if decades < 3e4 else (1,)))
+    axis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if decades < 300 else (1, 3) if decades < 3e4 else (1,))
+    )
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(plain_number))
 
@@ -366,7 +405,9 @@ def time_unit(largest_s: float) -> Unit:
 
 def byte_unit(largest: float) -> Unit:
     """Return the byte unit for an axis with this largest value."""
-    name, size = next((unit for unit in (("GiB", 2**30), ("MiB", 2**20)) if largest >= unit[1]), ("KiB", 2**10))
+    name, size = next(
+        (unit for unit in (("GiB", 2**30), ("MiB", 2**20)) if largest >= unit[1]), ("KiB", 2**10)
+    )
     return Unit(name, 1 / size)
 
 
@@ -378,8 +419,11 @@ def positive_range(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(positive.min()), float(positive.max())
 
 
-def empirical_cdf(values: NDArray[np.float64], steps: int = 400) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Values and the percentage of the sample at or below each, thinned to at most `steps` steps."""
+def empirical_cdf(
+    values: NDArray[np.float64], steps: int = 400
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Values and the percentage of the sample at or below each, thinned to at most `steps`
+    steps."""
     ordered = np.sort(values)
     rank = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), steps)).round().astype(int))
     percent = 100.0 * (rank + 1) / len(ordered)
@@ -398,7 +442,9 @@ def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
     from matplotlib import rc_context, rcParamsDefault
 
     # a user's matplotlibrc would change the bytes
-    with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}):
+    with rc_context(
+        {key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}
+    ):
         figure = draw()
         return _write_write(figure, stem) if figure else []
 
@@ -409,9 +455,12 @@ def _write_write(figure: Figure, stem: Path) -> list[Path]:
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
-    # the methods of the canvases draw once per format; Figure.savefig draws twice. PNG first: PDF sets the figure's dpi
+    # the methods of the canvases draw once per format; Figure.savefig draws twice. PNG first: PDF
+    # sets the figure's dpi
     with _replacing(png) as temporary:
-        FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
+        FigureCanvasAgg(figure).print_png(
+            temporary, metadata={"Software": None}, pil_kwargs={"compress_level": 4}
+        )
     with _replacing(pdf) as temporary:
         FigureCanvasPdf(figure).print_pdf(temporary, metadata={"CreationDate": None})
     return [png, pdf]

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from spanlab.report import style
 from spanlab.report.data import mean_ttft, token_hit_rate
-from spanlab.report.table import Cell, Column, Table, hidden, percent_interval, placeholder, seconds_interval, word
+from spanlab.report.table import (
+    Cell,
+    Column,
+    Table,
+    hidden,
+    percent_interval,
+    placeholder,
+    seconds_interval,
+    word,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,13 +160,21 @@ def sweep_rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
 
 
 def footer_of(ran: Sequence[SweepPoint]) -> str:
-    """Return the provenance of points that ran; the store is that of points where it is not varied."""
+    """Return the provenance of points that ran; the store is that of points where it is not
+    varied."""
     summaries = [point.summary or {} for point in ran]
-    stores = [summary["store"] for point, summary in zip(ran, summaries, strict=True) if "store" not in point.axis]
+    stores = [
+        summary["store"]
+        for point, summary in zip(ran, summaries, strict=True)
+        if "store" not in point.axis
+    ]
     seeds = len(summaries[0]["seeds"])
     texts = [
         summaries[0]["study"],
-        _distinct(f"{summary['workload']['name']} ({summary['workload']['provenance']})" for summary in summaries),
+        _distinct(
+            f"{summary['workload']['name']} ({summary['workload']['provenance']})"
+            for summary in summaries
+        ),
         _distinct(summary["model"] for summary in summaries),
         _distinct(f"{summary['timing']} on {summary['hardware']}" for summary in summaries),
         "simulated" if summaries[0]["backend"] == "sim" else "measured",
@@ -205,8 +222,12 @@ class Measure:
         return float(self.factor * getattr(row, self.field))
 
     def reach(self, rows: Sequence[SweepRow]) -> list[list[float]]:
-        """Return lengths of the 95 % intervals below and above the values, shape (2, rows); 0 without an interval."""
-        return [[self._length(row, "low") for row in rows], [self._length(row, "high") for row in rows]]
+        """Return lengths of the 95 % intervals below and above the values, shape (2, rows); 0
+        without an interval."""
+        return [
+            [self._length(row, "low") for row in rows],
+            [self._length(row, "high") for row in rows],
+        ]
 
     def _length(self, row: SweepRow, side: str) -> float:
         end = getattr(row, f"{self.field}_{side}")
@@ -237,7 +258,11 @@ class Panel:
     """The axes of one swept setting and the rows to draw; `strokes` by arm."""
 
     def __init__(
-        self, ax: Axes, rows: Sequence[SweepRow], strokes: Mapping[str, style.Stroke], measure: Measure
+        self,
+        ax: Axes,
+        rows: Sequence[SweepRow],
+        strokes: Mapping[str, style.Stroke],
+        measure: Measure,
     ) -> None:
         self._ax, self._strokes, self._measure = ax, strokes, measure
         self._arms: dict[str, list[SweepRow]] = {}
@@ -263,7 +288,14 @@ class Panel:
             for finds, levels in bounds.items():
                 x, name = sorted(levels), f"infinite cache:\n{finds}"
                 y = [levels[value] for value in x]
-                self._ax.plot(x, y, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=name)
+                self._ax.plot(
+                    x,
+                    y,
+                    color=style.INK,
+                    linewidth=1,
+                    linestyle=style.BOUND_LINES[finds],
+                    label=name,
+                )
                 ends.append(_End(name, x[-1], y[-1], style.INK))
         _log_where_wide(self._ax.xaxis, values)
         self._ax.set_xticks(values, [value_text(value) for value in values])
@@ -281,14 +313,24 @@ class Panel:
         stroke, ordered = self._strokes[arm], sorted(rows, key=lambda row: row.value)
         x, y = [float(row.value) for row in ordered], [self._measure.of(row) for row in ordered]
         options = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.2}
-        self._ax.plot(x, y, marker=stroke.marker, markersize=4.5, label=arm, clip_on=False, **options)
+        self._ax.plot(
+            x, y, marker=stroke.marker, markersize=4.5, label=arm, clip_on=False, **options
+        )
         reach = self._measure.reach(ordered)
         if np.any(reach):
-            self._ax.errorbar(x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
+            self._ax.errorbar(
+                x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5
+            )
         return _End(arm, x[-1], y[-1], stroke.colour)
 
     def _name_end(self, end: _End, height: float, label_height: float) -> None:
-        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
+        leader = {
+            "arrowstyle": "-",
+            "color": end.colour,
+            "linewidth": 0.5,
+            "shrinkA": 0,
+            "shrinkB": 2,
+        }
         self._ax.annotate(
             end.name,
             (1.0, height),
@@ -308,13 +350,18 @@ class Panel:
         return float(self._ax.get_position().size[side] * figure.get_size_inches()[side])
 
     def _draw_categories(self, texts: Sequence[str]) -> None:
-        """Draw one row per arm and one mark per category; the arm with the best first category is on top."""
+        """Draw one row per arm and one mark per category; the arm with the best first category is
+        on top."""
         order = sorted(self._arms, key=lambda arm: self._measure.of(self._arms[arm][0]))
         for rank, arm in enumerate(order):
             reach = [self._measure.of(row) for row in self._arms[arm]]
-            self._ax.hlines(rank, min(reach), max(reach), color=self._strokes[arm].colour, linewidth=1)
+            self._ax.hlines(
+                rank, min(reach), max(reach), color=self._strokes[arm].colour, linewidth=1
+            )
         for index, text in enumerate(texts):
-            self._draw_category(_Category(text, index, _CATEGORY_STEP * ((len(texts) - 1) / 2 - index)), order)
+            self._draw_category(
+                _Category(text, index, _CATEGORY_STEP * ((len(texts) - 1) / 2 - index)), order
+            )
         self._ax.set_yticks(range(len(order)), order, fontsize=_LABEL_PT)
         self._ax.yaxis.tick_right()
         self._ax.tick_params(axis="y", length=0)
@@ -337,7 +384,10 @@ class Panel:
         rows = {row.arm: row for row in self._all() if value_text(row.value) == category.text}
         shown = [(rank, rows[arm]) for rank, arm in enumerate(order) if arm in rows]
         colours = [self._strokes[row.arm].colour for _, row in shown]
-        x, y = [self._measure.of(row) for _, row in shown], [rank + category.above for rank, _ in shown]
+        x, y = (
+            [self._measure.of(row) for _, row in shown],
+            [rank + category.above for rank, _ in shown],
+        )
         reach = self._measure.reach([row for _, row in shown])
         self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=style.INK, elinewidth=0.7)
         self._ax.scatter(
@@ -376,7 +426,8 @@ def _log_where_wide(axis: Axis, values: Sequence[float]) -> bool:
 
 
 def spread(centres: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return centres of labels of these sizes, close to the given centres and in their order, without overlaps.
+    """Return centres of labels of these sizes, close to the given centres and in their order,
+    without overlaps.
 
     All are shares of a panel's height; labels may exceed the panel by `_OVERHANG` above and below.
     """
@@ -432,7 +483,8 @@ def _measure(field: str, rows: Sequence[SweepRow]) -> Measure:
 def _frame(
     groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint], measure: Measure
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with two panels per row; with an odd number of panels, the first one fills a row."""
+    """Return a figure with two panels per row; with an odd number of panels, the first one fills a
+    row."""
     from matplotlib.figure import Figure
     from matplotlib.gridspec import GridSpec
 
@@ -457,7 +509,9 @@ def _frame(
 # The tables of a sweep: every row, and one table per swept setting with a column per value.
 # ------------------------------------------------------------------------------
 
-_RATE_NOTE = "token hit rate = reused ÷ prompt tokens; [a, b] = 95 % interval of the point's own summary"
+_RATE_NOTE = (
+    "token hit rate = reused ÷ prompt tokens; [a, b] = 95 % interval of the point's own summary"
+)
 _TTFT_NOTE = "TTFT = first token − arrival, queueing included; – = saturated, no steady-state delay"
 
 
@@ -467,7 +521,8 @@ def sweep_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
 
 
 def rows_table(points: Sequence[SweepPoint]) -> Table:
-    """Return one row per arm and point, for CSV and the tracker only; rates are shares of prompt tokens."""
+    """Return one row per arm and point, for CSV and the tracker only; rates are shares of prompt
+    tokens."""
     columns = tuple(Column(field.name, "") for field in fields(SweepRow))
     rows = [tuple(map(hidden, asdict(row).values())) for row in sweep_rows(points)]
     return Table("sweep", "Every arm at every point", columns, tuple(rows))
@@ -476,33 +531,59 @@ def rows_table(points: Sequence[SweepPoint]) -> Table:
 def rate_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
     """Token hit rate by arm and value, one table per swept setting."""
     return tuple(
-        _table("token_hit_rate", "token hit rate", key, group, _rate, _RATE_NOTE) for key, group in _groups(points)
+        _table("token_hit_rate", "token hit rate", key, group, _rate, _RATE_NOTE)
+        for key, group in _groups(points)
     )
 
 
 def ttft_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
     """Mean TTFT by arm and value, one table per swept setting."""
-    return tuple(_table("ttft_mean_s", "mean TTFT", key, group, _ttft, _TTFT_NOTE) for key, group in _groups(points))
+    return tuple(
+        _table("ttft_mean_s", "mean TTFT", key, group, _ttft, _TTFT_NOTE)
+        for key, group in _groups(points)
+    )
 
 
 def _groups(points: Sequence[SweepPoint]) -> list[tuple[str, list[SweepPoint]]]:
-    return [(key, list({point.value: point for point in group}.values())) for key, group in by_axis(points).items()]
+    return [
+        (key, list({point.value: point for point in group}.values()))
+        for key, group in by_axis(points).items()
+    ]
 
 
 def _table(
-    name: str, label: str, key: str, points: list[SweepPoint], cell: Callable[[SweepRow], Cell], note: str
+    name: str,
+    label: str,
+    key: str,
+    points: list[SweepPoint],
+    cell: Callable[[SweepRow], Cell],
+    note: str,
 ) -> Table:
     """Return a row per arm and a column per value; transposed where an axis combines settings."""
     cells_by_arm = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
-    arms, values = list(dict.fromkeys(arm for arm, _ in cells_by_arm)), [point.value for point in points]
+    arms, values = (
+        list(dict.fromkeys(arm for arm, _ in cells_by_arm)),
+        [point.value for point in points],
+    )
     text = {value: value_text(value) for value in values}
-    file, title = f"{name}_by_{key.replace('/', ':').replace(' ', '+')}", f"{label} by {axis_name(key)}"
+    file, title = (
+        f"{name}_by_{key.replace('/', ':').replace(' ', '+')}",
+        f"{label} by {axis_name(key)}",
+    )
     if len(points[0].settings) > 1:
         columns = (Column("point", "point", left=True), *(Column(arm, arm) for arm in arms))
-        lines = [(word(text[value]), *(_cell_at(cells_by_arm, arm, value) for arm in arms)) for value in values]
+        lines = [
+            (word(text[value]), *(_cell_at(cells_by_arm, arm, value) for arm in arms))
+            for value in values
+        ]
     else:
-        columns = (Column("arm", "arm", left=True), *(Column(str(value), text[value]) for value in values))
-        lines = [(word(arm), *(_cell_at(cells_by_arm, arm, value) for value in values)) for arm in arms]
+        columns = (
+            Column("arm", "arm", left=True),
+            *(Column(str(value), text[value]) for value in values),
+        )
+        lines = [
+            (word(arm), *(_cell_at(cells_by_arm, arm, value) for value in values)) for arm in arms
+        ]
     return Table(file, title, columns, tuple(lines), (note,))
 
 
@@ -561,7 +642,9 @@ class _Grid:
 
     def values(self, numbers: range) -> list[tuple[str, ...]]:
         """Return the combinations of the values of these settings, in the order of the points."""
-        lists = [list(dict.fromkeys(values[number] for values in self.points)) for number in numbers]
+        lists = [
+            list(dict.fromkeys(values[number] for values in self.points)) for number in numbers
+        ]
         return list(product(*lists))
 
 
@@ -572,7 +655,8 @@ def draw_grid(
     notes: Sequence[Patch],
     cell: Callable[[SweepPoint], GridCell | None],
 ) -> Figure:
-    """Draw a cell per point; `legend` maps labels to colours, `notes` are additional entries of the legend."""
+    """Draw a cell per point; `legend` maps labels to colours, `notes` are additional entries of the
+    legend."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -581,7 +665,9 @@ def draw_grid(
     height = _ROW_IN * len(downs) + _POINT_GRID_TOP_IN + _POINT_GRID_BOTTOM_IN
     figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
     bottom, top = _POINT_GRID_BOTTOM_IN / height, 1 - _POINT_GRID_TOP_IN / height
-    ax = figure.add_axes((_LEFT_IN / style.WIDTH_IN, bottom, 0.985 - _LEFT_IN / style.WIDTH_IN, top - bottom))
+    ax = figure.add_axes(
+        (_LEFT_IN / style.WIDTH_IN, bottom, 0.985 - _LEFT_IN / style.WIDTH_IN, top - bottom)
+    )
     for row, down in enumerate(downs):
         for column, across in enumerate(acrosses):
             point = grid.points.get((*down, *across))
@@ -608,21 +694,36 @@ def _draw_cell(ax: Axes, column: int, row: int, cell: GridCell) -> None:
     from matplotlib.patches import Rectangle
 
     opacity = 1.0 if cell.shown else PALE
-    ax.add_patch(Rectangle((column, row), 1, 1, facecolor=cell.colour, alpha=opacity, edgecolor="white", lw=2))
+    ax.add_patch(
+        Rectangle(
+            (column, row), 1, 1, facecolor=cell.colour, alpha=opacity, edgecolor="white", lw=2
+        )
+    )
     ink = "white" if cell.shown else style.INK
     ax.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
-def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses: Sequence[tuple[str, ...]]) -> None:
+def _name_axes(
+    ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses: Sequence[tuple[str, ...]]
+) -> None:
     """Write the values of the settings at the rows and above the columns."""
     ax.set(xlim=(0, len(acrosses)), ylim=(len(downs), 0))
     ax.set_xticks(
-        [index + 0.5 for index in range(len(acrosses))], ["\n".join(values) for values in acrosses], fontsize=8
+        [index + 0.5 for index in range(len(acrosses))],
+        ["\n".join(values) for values in acrosses],
+        fontsize=8,
     )
-    ax.set_yticks([index + 0.5 for index in range(len(downs))], [" · ".join(values) for values in downs], fontsize=8)
+    ax.set_yticks(
+        [index + 0.5 for index in range(len(downs))],
+        [" · ".join(values) for values in downs],
+        fontsize=8,
+    )
     ax.xaxis.tick_top()
     ax.tick_params(length=0, labelcolor=style.INK)
     ax.spines[:].set_visible(False)
-    sides = [" · ".join(map(axis_name, keys)) for keys in (grid.keys[: grid.split], grid.keys[grid.split :])]
+    sides = [
+        " · ".join(map(axis_name, keys))
+        for keys in (grid.keys[: grid.split], grid.keys[grid.split :])
+    ]
     across = f"\nacross: {sides[1]}" if sides[1] else ""
     ax.set_xlabel(f"down: {sides[0]}{across}", fontsize=8, color=style.INK)

@@ -30,7 +30,8 @@ Ends = tuple[float, float]
 
 
 def percent_text(rate: float | None, ends: Ends | None = None) -> str:
-    """A share in percent, with the ends of its interval where there is one: 63.1 %, 63.1 [60.2, 65.9] %."""
+    """A share in percent, with the ends of its interval where there is one: 63.1 %, 63.1 [60.2,
+    65.9] %."""
     if rate is None:
         return MISSING_TEXT
     between = "" if ends is None else f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
@@ -72,7 +73,8 @@ def ratio_text(value: float | None, ends: Ends | None = None) -> str:
 
 
 def nats_text(value: float, ends: Ends | None = None) -> str:
-    """A loss with three decimals, and with the ends of its interval where there is one: 0.412 [0.398, 0.430]."""
+    """A loss with three decimals, and with the ends of its interval where there is one: 0.412
+    [0.398, 0.430]."""
     return f"{value:.3f}" if ends is None else f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
@@ -142,7 +144,8 @@ class Column:
     heading  heading for readers, two lines at most; empty: only CSV and the tracker have the column
     keep     order in which a narrow terminal drops columns, the highest first; 0: never dropped
     left     aligned to the left, as names are
-    explains  whether its cells describe the rows: where it is dropped, they are notes below the table
+    explains  whether its cells describe the rows: where it is dropped, they are notes below the
+              table
     """
 
     name: str
@@ -173,11 +176,15 @@ class Table:
             raise ValueError(f"columns of table {self.name}={names}: expected different names")
         for row in self.rows:
             if len(row) != len(names):
-                raise ValueError(f"cells of a row of table {self.name}={len(row)}: expected {len(names)}")
+                raise ValueError(
+                    f"cells of a row of table {self.name}={len(row)}: expected {len(names)}"
+                )
 
     def shown(self) -> Table:
         """Return the table with the visible columns only."""
-        return self.with_columns([number for number, column in enumerate(self.columns) if column.heading])
+        return self.with_columns(
+            [number for number, column in enumerate(self.columns) if column.heading]
+        )
 
     def with_columns(self, numbers: list[int]) -> Table:
         """Return the table with the columns of these numbers only."""
@@ -187,10 +194,12 @@ class Table:
 
 
 # ------------------------------------------------------------------------------
-# Formats of cells: each makes a cell, the value with its short text, of a value that may be missing.
+# Formats of cells: each makes a cell, the value with its short text, of a value that may be
+# missing.
 # ------------------------------------------------------------------------------
 
-#: A mean with the ends of its interval: an `Interval`, or its entry of `summary.json`, by name or in order.
+#: A mean with the ends of its interval: an `Interval`, or its entry of `summary.json`, by name or
+#: in order.
 Estimate = Mapping[str, Any] | Sequence[Any] | None
 
 
@@ -250,15 +259,22 @@ def number_format(spec: str) -> Callable[[float | None], Cell]:
 
 
 def estimate(show: Callable[[float, Ends | None], str]) -> Callable[[Estimate], Cell]:
-    """Return the format of a mean with the ends of its interval, both given to `show`; missing without a mean."""
+    """Return the format of a mean with the ends of its interval, both given to `show`; missing
+    without a mean."""
 
     def cell(value: Estimate) -> Cell:
         if value is None:
             return MISSING
         interval = (
-            Interval(value["mean"], value["low"], value["high"]) if isinstance(value, Mapping) else Interval(*value)
+            Interval(value["mean"], value["low"], value["high"])
+            if isinstance(value, Mapping)
+            else Interval(*value)
         )
-        return MISSING if interval.mean is None else Cell(interval.mean, show(interval.mean, interval.ends))
+        return (
+            MISSING
+            if interval.mean is None
+            else Cell(interval.mean, show(interval.mean, interval.ends))
+        )
 
     return cell
 
@@ -282,8 +298,9 @@ class Field:
 
     name, heading, keep, left, explains  as in `Column`
     cell   the format: makes the cell of a value, also of a missing one
-    value  the value of a row: a path such as `ttft_s.mean` or `speedup.-1` of keys, attributes and indices, which is
-           None where an entry on the way is None; or a function of the row. The path is `name` where it is not given
+    value  the value of a row: a path such as `ttft_s.mean` or `speedup.-1` of keys, attributes and
+           indices, which is None where an entry on the way is None; or a function of the row. The
+           path is `name` where it is not given
     empty  values without information: a column with these alone is in CSV and the tracker only
     """
 
@@ -344,10 +361,14 @@ def _end_of(field: Field, name: str, end: str) -> Field:
     )
 
 
-def tabulate(name: str, title: str, fields: Sequence[Field], rows: Iterable[Any], notes: Sequence[str] = ()) -> Table:
+def tabulate(
+    name: str, title: str, fields: Sequence[Field], rows: Iterable[Any], notes: Sequence[str] = ()
+) -> Table:
     """Return the table with a row of cells for each of `rows`."""
     lines = tuple(tuple(field.of(row) for field in fields) for row in rows)
-    columns = tuple(field.column([line[number] for line in lines]) for number, field in enumerate(fields))
+    columns = tuple(
+        field.column([line[number] for line in lines]) for number, field in enumerate(fields)
+    )
     return Table(name, title, columns, lines, tuple(notes))
 
 
@@ -360,11 +381,15 @@ STORED = "tables.json"
 
 
 def markdown(table: Table) -> str:
-    """Return the visible columns as a Markdown table, without title and notes; names of rows are code."""
+    """Return the visible columns as a Markdown table, without title and notes; names of rows are
+    code."""
     shown = table.shown()
     head = [_escaped(column.heading) for column in shown.columns]
     marks = ["---" if column.left else "---:" for column in shown.columns]
-    rows = [[_markdown_cell(cell, column, n == 0) for n, (cell, column) in _pairs(shown, row)] for row in shown.rows]
+    rows = [
+        [_markdown_cell(cell, column, n == 0) for n, (cell, column) in _pairs(shown, row)]
+        for row in shown.rows
+    ]
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, marks, *rows))
 
 
@@ -400,7 +425,9 @@ def read(folder: Path) -> dict[str, Table]:
     for stored in orjson.loads((folder / STORED).read_bytes()):
         rows = tuple(tuple(Cell(**cell) for cell in row) for row in stored["rows"])
         columns = tuple(Column(**column) for column in stored["columns"])
-        tables[stored["name"]] = Table(stored["name"], stored["title"], columns, rows, tuple(stored["notes"]))
+        tables[stored["name"]] = Table(
+            stored["name"], stored["title"], columns, rows, tuple(stored["notes"])
+        )
     return tables
 
 
@@ -408,7 +435,10 @@ def html(table: Table) -> str:
     """Return the visible columns as an HTML table; `data-value` of a cell is its sort key."""
     shown = table.shown()
     head = "".join(f"<th{_class(column)}>{_lines(column.heading)}</th>" for column in shown.columns)
-    rows = ["".join(_html_cell(cell, column) for _, (cell, column) in _pairs(shown, row)) for row in shown.rows]
+    rows = [
+        "".join(_html_cell(cell, column) for _, (cell, column) in _pairs(shown, row))
+        for row in shown.rows
+    ]
     body = "".join(f"<tr>{row}</tr>\n" for row in rows)
     return f'<table class="sortable">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n'
 
@@ -428,7 +458,9 @@ def _lines(text: str) -> str:
 
 def tracker_rows(table: Table) -> tuple[list[str], list[list[Value]]]:
     """Return the names of all columns and the rows of their values, for the tracker."""
-    return [column.name for column in table.columns], [[cell.value for cell in row] for row in table.rows]
+    return [column.name for column in table.columns], [
+        [cell.value for cell in row] for row in table.rows
+    ]
 
 
 def _pairs(table: Table, row: tuple[Cell, ...]) -> enumerate[tuple[Cell, Column]]:
@@ -445,7 +477,8 @@ _SHORTEST_NAME = 4
 
 
 def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
-    """Title and rows of each table, then the notes of all, each note once; a title of one line stands on its table."""
+    """Title and rows of each table, then the notes of all, each note once; a title of one line
+    stands on its table."""
     parts: list[RenderableType] = []
     notes: dict[str, None] = {}
     for table in tables:
@@ -454,8 +487,14 @@ def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
         names = [column.heading.replace("\n", " ") for column in dropped if not column.explains]
         too_narrow = [f"too narrow for: {', '.join(names)}"] if names else []
         # for each row, the cells of dropped columns that explain rows
-        numbers = [number for number, column in enumerate(table.columns) if column in dropped and column.explains]
-        explanations = [f"{row[0].text}: {row[number].text}" for number in numbers for row in table.rows]
+        numbers = [
+            number
+            for number, column in enumerate(table.columns)
+            if column in dropped and column.explains
+        ]
+        explanations = [
+            f"{row[0].text}: {row[number].text}" for number in numbers for row in table.rows
+        ]
         notes |= dict.fromkeys([*table.notes, *too_narrow, *explanations])
     return Group(*parts, Text("\n".join(notes), style="dim"))
 
@@ -463,15 +502,20 @@ def as_renderable(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> Group:
 def as_text(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> str:
     """The tables as plain text, no line longer than `width`."""
     stream = io.StringIO()
-    console = Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(
+        file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False
+    )
     console.print(as_renderable(tables, width))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print the tables at the width of the terminal or COLUMNS, and with all columns to a file or a pipe."""
+    """Print the tables at the width of the terminal or COLUMNS, and with all columns to a file or a
+    pipe."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = max(console.width, *(sum(_widths(table.shown())) + _gaps(table) for table in tables))
+        console.width = max(
+            console.width, *(sum(_widths(table.shown())) + _gaps(table) for table in tables)
+        )
     console.print(as_renderable(tables, console.width))
 
 
@@ -496,7 +540,8 @@ def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
 def _widths(table: Table) -> list[int]:
     """Characters of the widest line of each column."""
     texts = [
-        [*column.heading.split("\n"), *(row[n].text for row in table.rows)] for n, column in enumerate(table.columns)
+        [*column.heading.split("\n"), *(row[n].text for row in table.rows)]
+        for n, column in enumerate(table.columns)
     ]
     return [max(map(len, lines)) for lines in texts]
 
@@ -507,9 +552,17 @@ def _rich(table: Table, width: int) -> RichTable:
     for number, column in enumerate(table.columns):
         if number == 0:
             name_width = max(min(_widths(table)[0], available), _SHORTEST_NAME)
-            rich.add_column(column.heading, no_wrap=True, overflow="ellipsis", max_width=name_width, style="bold")
+            rich.add_column(
+                column.heading,
+                no_wrap=True,
+                overflow="ellipsis",
+                max_width=name_width,
+                style="bold",
+            )
         else:
-            rich.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
+            rich.add_column(
+                column.heading, justify="left" if column.left else "right", no_wrap=True
+            )
     for row in table.rows:
         rich.add_row(*(Text(cell.text) for cell in row))
     return rich
@@ -563,7 +616,10 @@ def write_page(page: Page, folder: Path) -> Path:
 
     template = Environment(autoescape=True, trim_blocks=True).from_string(_TEMPLATE.read_text())
     path = folder / NAME
-    figures = [{"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode()} for path in page.figures]
+    figures = [
+        {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode()}
+        for path in page.figures
+    ]
     path.write_text(template.render(page=page, tables=list(_tables(page)), figures=figures))
     return path
 

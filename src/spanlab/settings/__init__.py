@@ -1,7 +1,8 @@
 """Configuration schemas for Hydra: dataclasses that check their values when they are created.
 
-The dataclasses are not frozen, because OmegaConf makes a frozen schema read-only. Every error names the key, the
-value and what was expected. Sizes are GiB, times seconds, rates requests per second; None: "no limit" or "not set".
+The dataclasses are not frozen, because OmegaConf makes a frozen schema read-only. Every error names
+the key, the value and what was expected. Sizes are GiB, times seconds, rates requests per second;
+None: "no limit" or "not set".
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ class AnalysisRegistry(Registry[Any]):
         assert isinstance(analysis, Analysis), "`register` and `add` take nothing else"
         return analysis
 
-    def register(self, name: str, needs: Iterable[str] = (), **parts: Any) -> Callable[[Factory], Factory]:
+    def register(
+        self, name: str, needs: Iterable[str] = (), **parts: Any
+    ) -> Callable[[Factory], Factory]:
         """Return a decorator that registers a function with its `needs` and further parts."""
 
         def register(run: Factory) -> Factory:
@@ -100,11 +102,14 @@ class AnalysisRegistry(Registry[Any]):
         super().register(analysis.name, analysis.needs)(analysis)
 
     def section(self) -> type[Analyses]:
-        """Return the dataclass of the section `analyses`: the names, and the options of each analysis."""
+        """Return the dataclass of the section `analyses`: the names, and the options of each
+        analysis."""
         options = ((name, self[name].options) for name in self)
         key = tuple((name, kind) for name, kind in options if kind is not None)
         if key not in _schemas:
-            keys: list[Any] = [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in key]
+            keys: list[Any] = [
+                (name, kind, dataclasses.field(default_factory=kind)) for name, kind in key
+            ]
             names = ("names", list[str] | None, None)
             made = make_dataclass("Analyses", [names, *keys], bases=(Analyses,))
             made.__doc__, made.__module__ = Analyses.__doc__, Analyses.__module__
@@ -175,7 +180,8 @@ ASKS = ("score", "correct")
 
 @dataclass
 class JudgeSettings:
-    """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
+    """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is
+    given.
 
     `base_url`          what stands before /chat/completions, http or https; empty: no judge
     `model`             the model's name there
@@ -221,13 +227,14 @@ class AnswerSettings:
 
 @dataclass
 class MethodSettings:
-    """Reference arms with other passages in their prompts, and the noise of the baseline; for the analysis methods.
+    """Reference arms with other passages in their prompts, and the noise of the baseline; for the
+    analysis methods.
 
-    `without_context`  arm without passages, whose loss is the zero point of the benefit of the context; null: shares
-                       of the benefit are not reported
+    `without_context`  arm without passages, whose loss is the zero point of the benefit of the
+                       context; null: shares of the benefit are not reported
     `gold_only`        arm with the gold passage only, as perfect retrieval would give; null: none
-    `floor_tokens`     most prompt tokens of a step in the baseline's second run; its distance from the first run is
-                       the floor of all distances
+    `floor_tokens`     most prompt tokens of a step in the baseline's second run; its distance from
+                       the first run is the floor of all distances
     """
 
     without_context: str | None = None
@@ -245,23 +252,32 @@ class MethodSettings:
 
 @dataclass
 class TwinSettings:
-    """Configuration of the server that wrote the log; null: from the log's meta.json, or else vLLM's default.
+    """Configuration of the server that wrote the log; null: from the log's meta.json, or else
+    vLLM's default.
 
-    `train_share`             share of the requests that are used for the fit, in arrival order; the others test it
-    `num_gpu_blocks`          KV blocks of one rank; null without meta.json: estimated from the device's memory
-    `gpu_memory_utilization`  share of the device memory that the engine uses, where blocks are estimated
-    `prefix_caching`          whether prefix caching is on; hybrids then store states at block boundaries
+    `train_share`             share of the requests that are used for the fit, in arrival order; the
+                              others test it
+    `num_gpu_blocks`          KV blocks of one rank; null without meta.json: estimated from the
+                              device's memory
+    `gpu_memory_utilization`  share of the device memory that the engine uses, where blocks are
+                              estimated
+    `prefix_caching`          whether prefix caching is on; hybrids then store states at block
+                              boundaries
     `tensor_parallel`         devices that share each layer
     `data_parallel`           ranks that share the experts and take every step together
-    `async_scheduling`        whether steps are scheduled during the previous one; null and no meta.json: the better fit
+    `async_scheduling`        whether steps are scheduled during the previous one; null and no
+                              meta.json: the better fit
     `weights`                 model (the type in its config.json), fp8 or int4
     `kv`                      model, fp8 or int4
     `cuda_graphs`             whether steps are padded to the sizes of captured CUDA graphs
-    `predict`                 folders of other runs of replay or rendezvous, which the fitted server predicts
-    `draws`                   simulations of each of them, with step times and delays drawn from the fitted run
-    `forward`                 JSON files of vllm bench forward with the same model and device, fitted with the log
-    `metrics`                 scrapes of /metrics from before to after the log's requests, in their order; fitted where
-                              the log has no times, else compared
+    `predict`                 folders of other runs of replay or rendezvous, which the fitted server
+                              predicts
+    `draws`                   simulations of each of them, with step times and delays drawn from the
+                              fitted run
+    `forward`                 JSON files of vllm bench forward with the same model and device,
+                              fitted with the log
+    `metrics`                 scrapes of /metrics from before to after the log's requests, in their
+                              order; fitted where the log has no times, else compared
     """
 
     train_share: float = 0.5
@@ -280,7 +296,13 @@ class TwinSettings:
     metrics: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel", "draws"):
+        for key in (
+            "num_gpu_blocks",
+            "gpu_memory_utilization",
+            "tensor_parallel",
+            "data_parallel",
+            "draws",
+        ):
             positive(f"twin.{key}", getattr(self, key))
         share_below_one("twin.train_share", self.train_share)
         positive("twin.train_share", self.train_share)
@@ -299,7 +321,8 @@ class RequestGoal:
     """Limits of one request; it counts in the goodput if it meets all of them; null: no limit.
 
     `ttft_s`  time to first token, seconds
-    `tpot_s`  time per output token after the first, seconds; a request with one output token meets it
+    `tpot_s`  time per output token after the first, seconds; a request with one output token meets
+              it
     `e2e_s`   time to the last token, seconds
     """
 
@@ -331,7 +354,8 @@ class ServingSettings:
 
 
 class Target(NamedTuple):
-    """`statistic` (mean, p50, p95, p99) of `delay` (queue, ttft, tpot, e2e) is at most `limit_s` seconds."""
+    """`statistic` (mean, p50, p95, p99) of `delay` (queue, ttft, tpot, e2e) is at most `limit_s`
+    seconds."""
 
     key: str
     delay: str
@@ -350,7 +374,8 @@ class SloSettings:
 
     `queue_mean_s`, `queue_p50_s`, `queue_p95_s`, `queue_p99_s`  admission − arrival
     `ttft_mean_s`, `ttft_p50_s`, `ttft_p95_s`, `ttft_p99_s`  first token − arrival
-    `tpot_mean_s`, `tpot_p50_s`, `tpot_p95_s`, `tpot_p99_s`  (last − first token) ÷ (output tokens − 1), of each request
+    `tpot_mean_s`, `tpot_p50_s`, `tpot_p95_s`, `tpot_p99_s`  (last − first token) ÷ (output tokens −
+                                                             1), of each request
     `e2e_mean_s`, `e2e_p50_s`, `e2e_p95_s`, `e2e_p99_s`  last token − arrival
     """
 
@@ -395,12 +420,13 @@ class SloSettings:
 class PlanSettings:
     """Search for settings that meet the targets of `slo`, for the analysis plan.
 
-    `search`      memory: least store; load: most requests per second; tier: least size of the last tier; replicas:
-                  fewest; ratio: of states to KV; interval: between states; block: tokens per block; null: memory and
-                  load
+    `search`      memory: least store; load: most requests per second; tier: least size of the last
+                  tier; replicas: fewest; ratio: of states to KV; interval: between states; block:
+                  tokens per block; null: memory and load
     `resolution`  smallest distance of two tried values, relative to the value
     `points`      values over the whole range that are tried first, before the search narrows
-    `shakes`      runs of recorded arrivals; all but the first shift each arrival by a small random time
+    `shakes`      runs of recorded arrivals; all but the first shift each arrival by a small random
+                  time
     `slo`         latency targets
     """
 
@@ -454,9 +480,10 @@ def parse_limit(text: str) -> Limit:
     return Limit(match[1], match[2] == "<", float(match[3]))
 
 
-#: Caches of providers as their documents described them in November 2026: seconds until an entry ends, whether a use
-#: restarts them, the shortest prefix, and the unit of reused tokens. OpenAI names a range for caches in memory: they
-#: end 5 to 10 minutes after the last use, and within an hour.
+#: Caches of providers as their documents described them in November 2026: seconds until an entry
+#: ends, whether a use restarts them, the shortest prefix, and the unit of reused tokens. OpenAI
+#: names a range for caches in memory: they end 5 to 10 minutes after the last use, and within an
+#: hour.
 PROVIDERS: dict[str, dict[str, Any]] = {
     "anthropic_5m": {"ttl_s": 300.0, "least": 1024},
     "anthropic_1h": {"ttl_s": 3600.0, "least": 1024},
@@ -487,7 +514,9 @@ class PriceSettings:
             not_negative(f"price.{key}", value)
         others = [key for key, value in vars(self).items() if value is not None]
         if others and self.input is None:
-            raise ValueError(f"price.{others[0]}={getattr(self, others[0]):g} with price.input=null: expected both")
+            raise ValueError(
+                f"price.{others[0]}={getattr(self, others[0]):g} with price.input=null: expected both"
+            )
 
 
 @dataclass
@@ -496,10 +525,13 @@ class ExplainSettings:
 
     `fail_on`      condition under which the run ends with exit code 1, such as token_hit_rate<0.6
     `redact`       leave every text of the log out of the report, which otherwise has excerpts
-    `write_fixed`  new file for the log after a mend, as bodies of chat completions that can be replayed; null: none
-    `mend`         fix that `write_fixed` writes, such as volatile_last; null: the mend with the highest hit rate
+    `write_fixed`  new file for the log after a mend, as bodies of chat completions that can be
+                   replayed; null: none
+    `mend`         fix that `write_fixed` writes, such as volatile_last; null: the mend with the
+                   highest hit rate
     `providers`    caches of providers whose entries expire, by name; null: all
-    `ttl_s`        seconds after their last use at which entries of a further such cache expire; null: none
+    `ttl_s`        seconds after their last use at which entries of a further such cache expire;
+                   null: none
     `price`        prices of tokens
     """
 
@@ -518,7 +550,9 @@ class ExplainSettings:
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         if self.mend is not None and self.write_fixed is None:
-            raise ValueError(f"analyses.explain.mend={self.mend}: expected write_fixed=FILE beside it")
+            raise ValueError(
+                f"analyses.explain.mend={self.mend}: expected write_fixed=FILE beside it"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -550,7 +584,9 @@ class DesignSettings:
         if self.longest is not None and self.longest < 16:
             raise ValueError(f"design.longest={self.longest}: expected 16 tokens or more")
         if self.shapes < 2:
-            raise ValueError(f"design.shapes={self.shapes}: expected 2 or more, for each is predicted from the others")
+            raise ValueError(
+                f"design.shapes={self.shapes}: expected 2 or more, for each is predicted from the others"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -612,5 +648,7 @@ def with_short_keys(text: str) -> str:
     return _KEYS.sub(lambda match: short_key(match[0]), text)
 
 
-_BY_LENGTH = sorted(((full, name) for name, full in SHORT_NAMES.items()), key=lambda pair: -len(pair[0]))
+_BY_LENGTH = sorted(
+    ((full, name) for name, full in SHORT_NAMES.items()), key=lambda pair: -len(pair[0])
+)
 _KEYS = re.compile(r"(?<![\w.])(?:runs|server|executor|analyses)(?:\.\w+)+")

@@ -11,7 +11,13 @@ import yaml
 
 from spanlab.compiled import CONF
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
-from spanlab.core.eviction.orders import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules, Future
+from spanlab.core.eviction.orders import (
+    EVICTION_ORDERS,
+    FUTURE,
+    EvictionFacts,
+    EvictionRules,
+    Future,
+)
 from spanlab.core.placement.dynamic_program import Dp
 from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS
@@ -34,7 +40,8 @@ from spanlab.settings.analyses import short_key
 
 @dataclass
 class PlacementSettings:
-    """Positions at which recurrent states are stored: the union of `kind` and of the placements in `also`.
+    """Positions at which recurrent states are stored: the union of `kind` and of the placements in
+    `also`.
 
     `also`      further placements, which need no option
     `dp`        how dp learns; dp only
@@ -42,10 +49,14 @@ class PlacementSettings:
     """
 
     kind: str = declared("none", PLACEMENTS, "the placement; docs/methods.md describes each")
-    interval: int | None = declared(None, None, "tokens between two states, for placements that take it")
+    interval: int | None = declared(
+        None, None, "tokens between two states, for placements that take it"
+    )
     count: int | None = declared(None, None, "states per prompt, for placements that take it")
     offset: int | None = declared(
-        None, None, "tokens from the prompt's end to the first state of tail; null: the model's grid"
+        None,
+        None,
+        "tokens from the prompt's end to the first state of tail; null: the model's grid",
     )
     also: list[str] = field(default_factory=list)
     dp: Dp | None = None
@@ -56,27 +67,44 @@ class PlacementSettings:
         path = f"{arm}.placement"
         check_keys(self, lambda key: f"{path}.{key}", path)
         for extra in self.also:
-            one_of(f"{path}.also", extra, [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)])
-        PLACEMENTS.check(f"{path}.options", self.kind, f"{path}.kind={self.kind}", self.options, self.keys)
+            one_of(
+                f"{path}.also",
+                extra,
+                [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)],
+            )
+        PLACEMENTS.check(
+            f"{path}.options", self.kind, f"{path}.kind={self.kind}", self.options, self.keys
+        )
         if self.dp is not None:
             self.dp.check(f"{path}.dp")
 
     @property
     def keys(self) -> dict[str, Any]:
         """Options that are keys of this schema."""
-        return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
+        return {
+            "interval": self.interval,
+            "count": self.count,
+            "offset": self.offset,
+            "dp": self.dp,
+        }
 
     @property
     def foresees(self) -> str:
-        """The setting by which the placement reads future requests; empty for an online placement."""
-        clairvoyant = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        """The setting by which the placement reads future requests; empty for an online
+        placement."""
+        clairvoyant = [
+            name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)
+        ]
         return f"placement.kind={clairvoyant[0]}" if clairvoyant else ""
 
     @property
     def compares(self) -> bool:
-        """Whether the placement compares positions by `cost`; the published solver always counts tokens."""
+        """Whether the placement compares positions by `cost`; the published solver always counts
+        tokens."""
         solver = "optimal" if self.dp is None else self.dp.solver
-        return solver != "published" and any(name in PLACEMENTS.needing(COST) for name in (self.kind, *self.also))
+        return solver != "published" and any(
+            name in PLACEMENTS.needing(COST) for name in (self.kind, *self.also)
+        )
 
     @property
     def places(self) -> bool:
@@ -93,13 +121,16 @@ class PlacementSettings:
 class PoolSettings:
     """One pool of hashed blocks for KV and, in hybrid models, for states; see `BlockRules`.
 
-    `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
-                  a layer's state
-    `retention`   states to store; null: every state that is written; 0: the state at the prompt's last block boundary,
-                  and one where a shared prefix has none yet; n: also one per n tokens
+    `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV
+                  is no smaller than a layer's state
+    `retention`   states to store; null: every state that is written; 0: the state at the prompt's
+                  last block boundary, and one where a shared prefix has none yet; n: also one per n
+                  tokens
     `junctions`   whether a state is stored at the end of a shared prefix that has none
-    `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists there
-    `inner_states`  whether the last chunk of a prompt also stores the state at its last block boundary; blocks are
+    `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists
+                  there
+    `inner_states`  whether the last chunk of a prompt also stores the state at its last block
+                    boundary; blocks are
                   then multiples of 64 tokens; null: for KDA, and for GatedDeltaNet on Hopper from vLLM 0.33 on
     `release`     release of vLLM whose rules hold: vllm_0_32, vllm_0_33
     """
@@ -125,7 +156,9 @@ class PoolSettings:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
         if self.cut and not self.retention:
-            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
+            raise ValueError(
+                f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens"
+            )
 
     @property
     def options(self) -> dict[str, int | bool | str | None]:
@@ -156,13 +189,19 @@ def check_eviction(arm: str, roles: Strategy) -> None:
     if roles.foresees and roles.sharing == "private":
         raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
     if roles.foresees and roles.policy_name == "exact_hash":
-        raise ValueError(f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes")
+        raise ValueError(
+            f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes"
+        )
     if roles.eviction in EVICTION_ORDERS.needing(FUTURE):
         return
     facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-    order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, roles.eviction_options, facts=facts))
+    order = _tried(
+        arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, roles.eviction_options, facts=facts)
+    )
     if order.pins is not None and roles.policy_name != "tree":
-        raise ValueError(f"{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
+        raise ValueError(
+            f"{chosen} with policy={roles.policy_name}: expected policy=tree, which pins"
+        )
 
 
 def check_admission(arm: str, roles: Strategy) -> None:
@@ -170,11 +209,14 @@ def check_admission(arm: str, roles: Strategy) -> None:
     chosen, facts = _check_choice(ADMISSIONS, arm, "admission", roles), AdmissionFacts(Budget(), 1)
     _tried(arm, lambda: ADMISSIONS.make(roles.admission, {}, roles.admission_options, facts=facts))
     if roles.admission != "always" and not POLICIES.takes(roles.policy_name, "admission"):
-        raise ValueError(f"{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree")
+        raise ValueError(
+            f"{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree"
+        )
 
 
 def check_cost(arm: str, roles: Strategy, model: ModelSpec) -> None:
-    """Raise ValueError for an invalid cost, or one that no rule of the arm reads, naming the arm."""
+    """Raise ValueError for an invalid cost, or one that no rule of the arm reads, naming the
+    arm."""
     if roles.cost is None:
         for key in roles.cost_options:
             raise ValueError(
@@ -213,15 +255,21 @@ def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
             _check_whole_prompts(f"{path}.placement.kind={kind}", path, arm)
     if arm.cache.states_per_path is not None and not arm.placement.places:
         setting = f"{path}.cache.states_per_path={arm.cache.states_per_path}"
-        raise ValueError(f"{setting} with {path}.placement.kind=none: expected null, for there are no states")
+        raise ValueError(
+            f"{setting} with {path}.placement.kind=none: expected null, for there are no states"
+        )
     _check_recovery(path, arm, model)
     if arm.state_format == "native":
         return
     setting = f"{path}.state_format={arm.state_format}"
     if not arm.placement.places:
-        raise ValueError(f"{setting} with {path}.placement.kind=none: expected native, for there are no states")
+        raise ValueError(
+            f"{setting} with {path}.placement.kind=none: expected native, for there are no states"
+        )
     if arm.spans is not None:
-        raise ValueError(f"{setting} with {path}.spans: expected native; {path}.spans.maps.dtype is the type of maps")
+        raise ValueError(
+            f"{setting} with {path}.spans: expected native; {path}.spans.maps.dtype is the type of maps"
+        )
     if STATE_FORMATS.make(arm.state_format, {}, {}, model=model).num_bytes >= model.state_bytes:
         raise ValueError(
             f"{setting} with model.state_itemsize={model.state_itemsize}: expected native, which is no larger"
@@ -233,7 +281,9 @@ def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
     if arm.recovery == "recompute":
         return
     if not model.is_hybrid:
-        raise ValueError(f"{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state")
+        raise ValueError(
+            f"{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state"
+        )
     if not arm.keep or arm.policy_name != "tree":
         setting = f"keep={str(arm.keep).lower()}, policy={arm.policy_name}"
         raise ValueError(f"{chosen} with {setting}: expected true and tree")
@@ -263,11 +313,19 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]
     arms = [config.get("arms", {}) for config in configs]
     shared = set.intersection(*(set(run_arms) for run_arms in arms))
     names = dict.fromkeys(name for run_arms in arms for name in run_arms if name not in shared)
-    presence = {f"arms.{name}": tuple("present" if name in run_arms else ABSENT for run_arms in arms) for name in names}
+    presence = {
+        f"arms.{name}": tuple("present" if name in run_arms else ABSENT for run_arms in arms)
+        for name in names
+    }
     # an earlier version stored short names
-    settings = [{short_key(key): value for key, value in leaves(_with_arms(config, shared))} for config in configs]
+    settings = [
+        {short_key(key): value for key, value in leaves(_with_arms(config, shared))}
+        for config in configs
+    ]
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
-    values = {key: tuple(str(run_settings.get(key, ABSENT)) for run_settings in settings) for key in keys}
+    values = {
+        key: tuple(str(run_settings.get(key, ABSENT)) for run_settings in settings) for key in keys
+    }
     return {key: by_run for key, by_run in (values | presence).items() if len(set(by_run)) > 1}
 
 
@@ -303,7 +361,8 @@ class Strategy:
     `spans`       null: prefix caching; else independent spans are reused at any position
     `recovery_options`  options of the recovery, by name
     `passages`    choice and order of the independent spans in the prompt
-    `pool`        null: a prefix tree; else one pool of hashed blocks, for which keys of the tree cannot be set
+    `pool`        null: a prefix tree; else one pool of hashed blocks, for which keys of the tree
+                  cannot be set
     `options`     options of the policy, by name
     """
 
@@ -316,7 +375,9 @@ class Strategy:
     )
     block_size: int = declared(1, positive, "tokens per block, the unit of matching and sharing")
     placement: PlacementSettings = field(default_factory=PlacementSettings)
-    eviction: str = declared("lru", EVICTION_ORDERS, "eviction order; docs/methods.md describes each")
+    eviction: str = declared(
+        "lru", EVICTION_ORDERS, "eviction order; docs/methods.md describes each"
+    )
     eviction_options: dict[str, Any] = field(default_factory=dict)
     admission: str = declared(
         "always",
@@ -325,12 +386,16 @@ class Strategy:
     )
     admission_options: dict[str, Any] = field(default_factory=dict)
     cost: str | None = declared(
-        None, COSTS, "unit of the work that reuse saves, for placement and eviction; null: the default of each"
+        None,
+        COSTS,
+        "unit of the work that reuse saves, for placement and eviction; null: the default of each",
     )
     cost_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = declared(
-        "shared", ("shared", "private"), "shared, or private: one whole entry per request, as in the published study"
+        "shared",
+        ("shared", "private"),
+        "shared, or private: one whole entry per request, as in the published study",
     )
     last_token: str = declared(
         "recompute",
@@ -339,7 +404,9 @@ class Strategy:
     )
     spans: SpanSettings | None = None
     state_format: str = declared(
-        "native", STATE_FORMATS, "storage format of recurrent states; docs/methods.md describes each"
+        "native",
+        STATE_FORMATS,
+        "storage format of recurrent states; docs/methods.md describes each",
     )
     recovery: str = declared(
         "recompute",
@@ -362,7 +429,13 @@ class Strategy:
     @property
     def policy_name(self) -> str:
         """The registered name of the policy."""
-        usual = "blocks" if self.pool is not None else "published_study" if self.sharing == "private" else "tree"
+        usual = (
+            "blocks"
+            if self.pool is not None
+            else "published_study"
+            if self.sharing == "private"
+            else "tree"
+        )
         return self.policy or usual
 
     @property
@@ -377,17 +450,23 @@ class Strategy:
         check_keys(self, lambda key: f"{arm}.{key}", arm)
         check_eviction(arm, self)
         check_admission(arm, self)
-        POLICIES.check(f"{arm}.options", self.policy_name, f"{arm}.policy={self.policy_name}", self.options)
+        POLICIES.check(
+            f"{arm}.options", self.policy_name, f"{arm}.policy={self.policy_name}", self.options
+        )
         if self.match == "block_hash" and self.block_size < 2:
             raise ValueError(
                 f"{arm}.block_size={self.block_size} with match=block_hash: expected a block of two tokens or more"
             )
         if not self.keep and self.placement.places:
-            raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
+            raise ValueError(
+                f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept"
+            )
         self.placement.check(arm)
         self.passages.check(f"{arm}.passages")
         if not self.keep and self.passages.order == "cached":
-            raise ValueError(f"{arm}.passages.order=cached with keep=false: nothing is kept; expected given")
+            raise ValueError(
+                f"{arm}.passages.order=cached with keep=false: nothing is kept; expected given"
+            )
         self.cache.check(f"{arm}.cache")
         if self.spans is not None:
             self._check_spans(arm, self.spans)
@@ -395,14 +474,24 @@ class Strategy:
             self.pool.check(arm)
             self._check_unread(arm, f"{arm}.pool", Strategy(pool=self.pool))
         elif self.policy in (*POLICIES_OF_POOLS, *POLICIES_OF_SEQUENCES):
-            self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
+            self._check_unread(
+                arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options)
+            )
 
     def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
-        """Raise ValueError for a key that the policy does not read and that differs from `usual`."""
+        """Raise ValueError for a key that the policy does not read and that differs from
+        `usual`."""
         expected = dict(leaves(asdict(usual)))
         for key, value in leaves(asdict(self)):
-            if key.partition(".")[0] not in ("family", "passages") and (key, value) not in expected.items():
-                what = "a cache of whole sequences" if self.policy in POLICIES_OF_SEQUENCES else "a pool of blocks"
+            if (
+                key.partition(".")[0] not in ("family", "passages")
+                and (key, value) not in expected.items()
+            ):
+                what = (
+                    "a cache of whole sequences"
+                    if self.policy in POLICIES_OF_SEQUENCES
+                    else "a pool of blocks"
+                )
                 raise ValueError(f"{arm}.{key}={value} with {chosen}: {what} has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
@@ -416,7 +505,9 @@ class Strategy:
             for key in ("touch", "store_to", "hold_state", "states_per_path"):
                 value, expected = getattr(self.cache, key), getattr(usual, key)
                 if value != expected:
-                    raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
+                    raise ValueError(
+                        f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}"
+                    )
             if (spans.maps.interval or 0) % self.block_size:
                 raise ValueError(
                     f"{arm}.spans.maps.interval={spans.maps.interval}: "
@@ -432,15 +523,20 @@ def packaged_arms() -> frozenset[str]:
         arms = yaml.safe_load(path.read_bytes())
         names.update(arms)
         names.update(
-            key.partition("@")[2] for item in arms.get("defaults", ()) if isinstance(item, dict) for key in item
+            key.partition("@")[2]
+            for item in arms.get("defaults", ())
+            if isinstance(item, dict)
+            for key in item
         )
     return frozenset(names)
 
 
 def check_names(key: str, names: Iterable[str], arms: Iterable[str], is_read: bool) -> None:
-    """Raise ValueError for a name of no arm of the study; an arm of other choices of conf/arms passes if unread.
+    """Raise ValueError for a name of no arm of the study; an arm of other choices of conf/arms
+    passes if unread.
 
-    An entry's own lists thus need no change where `arms=` replaces its arms and nothing reads the list.
+    An entry's own lists thus need no change where `arms=` replaces its arms and nothing reads the
+    list.
     """
     for name in names:
         if is_read or name not in packaged_arms():
@@ -472,7 +568,8 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
 
 
 def check_learning(name: str, arm: Strategy, warmup: int) -> None:
-    """Raise ValueError for a frozen placement that is solved before it observes any of `warmup` requests."""
+    """Raise ValueError for a frozen placement that is solved before it observes any of `warmup`
+    requests."""
     dp = arm.placement.dp
     if dp is None or dp.update != "frozen" or dp.smoothing:
         return
@@ -489,14 +586,20 @@ def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
     _check_maps(name, spans.maps, model)
     if model.has_latents:
         reason = "how latents are read at other positions is not modelled"
-        raise ValueError(f"arms.{name}.spans with model.name={model.name}: expected keys and values, for {reason}")
+        raise ValueError(
+            f"arms.{name}.spans with model.name={model.name}: expected keys and values, for {reason}"
+        )
     path, repair = f"arms.{name}.spans.repair", spans.repair
     checked, last = repair.check_layer, repair.last_check_layer(model.attention_layers)
     if repair.rewrites and checked > last:
-        raise ValueError(f"{path}.check_layer={checked}: expected at most layer {last} of {model.name}")
+        raise ValueError(
+            f"{path}.check_layer={checked}: expected at most layer {last} of {model.name}"
+        )
     if repair.layers and repair.layers[-1] >= model.attention_layers:
         last = model.attention_layers - 1
-        raise ValueError(f"{path}.layers={repair.layers}: expected at most layer {last} of {model.name}")
+        raise ValueError(
+            f"{path}.layers={repair.layers}: expected at most layer {last} of {model.name}"
+        )
 
 
 def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
@@ -508,7 +611,9 @@ def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
             "expected spans.maps, or a model of attention layers alone"
         )
     if maps is not None and not model.is_hybrid:
-        raise ValueError(f"{path}.form={maps.form} with model.name={model.name}: expected null, or a hybrid model")
+        raise ValueError(
+            f"{path}.form={maps.form} with model.name={model.name}: expected null, or a hybrid model"
+        )
     if maps is not None and (maps.rank or 0) > model.recurrent_key_dim:
         raise ValueError(
             f"{path}.rank={maps.rank}: expected at most {model.recurrent_key_dim}, the key channels of a head"
@@ -520,7 +625,9 @@ def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
 # ------------------------------------------------------------------------------
 
 
-def eviction_rules(strategy: Strategy, cost: CostOf, rules: ReuseRules, future: Sequence[Request]) -> EvictionRules:
+def eviction_rules(
+    strategy: Strategy, cost: CostOf, rules: ReuseRules, future: Sequence[Request]
+) -> EvictionRules:
     """Return the inputs of an arm's eviction order, with the future requests if it reads them."""
     if strategy.eviction not in EVICTION_ORDERS.needing(FUTURE):
         continued = frozenset(earlier for request in future for earlier in request.after)
@@ -529,8 +636,11 @@ def eviction_rules(strategy: Strategy, cost: CostOf, rules: ReuseRules, future: 
     return EvictionRules(strategy.eviction_options, cost, requests)
 
 
-def departures(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]) -> Departures | None:
-    """Return where each future request departs from earlier ones, in units of stored states; None if online."""
+def departures(
+    strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]
+) -> Departures | None:
+    """Return where each future request departs from earlier ones, in units of stored states; None
+    if online."""
     if not strategy.placement.foresees:
         return None
     unit = max(strategy.block_size, model.grid)

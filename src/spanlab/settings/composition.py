@@ -1,7 +1,9 @@
-"""Composition of entries with Hydra: sections that are null are created, values keep their types, errors are sentences.
+"""Composition of entries with Hydra: sections that are null are created, values keep their types,
+errors are sentences.
 
-OmegaConf converts numbers to true or false, accepts any number, and raises errors of Python on some overrides. This
-module checks what it composes, so that the settings' own checks see the types that they declare.
+OmegaConf converts numbers to true or false, accepts any number, and raises errors of Python on some
+overrides. This module checks what it composes, so that the settings' own checks see the types that
+they declare.
 """
 
 from __future__ import annotations
@@ -38,7 +40,15 @@ from spanlab.errors import CHOICES, USER_ERRORS, sentence
 from spanlab.kinds import kinds_of
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.registry import ENTRIES, among, load_plugins, one_of, refuse_unknown_keys, summary_of
-from spanlab.settings.analyses import ANALYSES, EARLIER, PATHS, SHORT_NAMES, Analyses, full_key, short_key
+from spanlab.settings.analyses import (
+    ANALYSES,
+    EARLIER,
+    PATHS,
+    SHORT_NAMES,
+    Analyses,
+    full_key,
+    short_key,
+)
 from spanlab.settings.arms import Strategy
 from spanlab.settings.server import (
     EXECUTORS,
@@ -57,13 +67,16 @@ _LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")
 _GROUP = re.compile(r"Could not override '([^']+)'")
 _CREATED = re.compile(r"(^|,)[^,={}]+=(\{\w+:)+\{\}\}+(?=,|$)")  # an override by `with_sections`
 _LEAST, _MOST, _WHOLE = 1e-15, 1e18, 1 << 63
-_KNOWN_HINTS: dict[Any, dict[str, Any]] = {}  # resolving the annotations of a schema takes milliseconds
+_KNOWN_HINTS: dict[
+    Any, dict[str, Any]
+] = {}  # resolving the annotations of a schema takes milliseconds
 _DEPTHS = ("*", "*/*", "*/*/*")  # of files below a folder with entries
 _NODES = 100_000  # of one YAML file, aliases expanded
 
 
 def compose_entry(entry: str, overrides: Sequence[str], searched: str | None = None) -> DictConfig:
-    """Compose an entry where Hydra is initialized; ValueError with one sentence for what Hydra cannot compose.
+    """Compose an entry where Hydra is initialized; ValueError with one sentence for what Hydra
+    cannot compose.
 
     `searched`  a folder of further choices (--config-dir)
     """
@@ -74,16 +87,21 @@ def compose_entry(entry: str, overrides: Sequence[str], searched: str | None = N
 
 
 def compose_run(entry: str, overrides: Sequence[str], searched: str | None = None) -> DictConfig:
-    """Compose an entry as `compose_entry`, with the section `hydra` that a run of the command line has."""
+    """Compose an entry as `compose_entry`, with the section `hydra` that a run of the command line
+    has."""
     with explained(entry, overrides, searched):
         return _compose(entry, overrides, searched)
 
 
 def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> DictConfig:
-    if searched:  # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
+    if (
+        searched
+    ):  # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
         loader: Any = GlobalHydra.instance().config_loader()
         path = loader.get_search_path()
-        path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")  # which stays last
+        path.prepend(
+            "command-line", f"file://{Path(searched).absolute()}", anchor="schema"
+        )  # which stays last
         loader.repository.initialize_sources(path)
     # Files are read once for the same choices, and values are set in a copy: a sweep, a notebook
     # and a page compose one entry many times, and Hydra takes 0.2 to 0.7 seconds for it.
@@ -102,19 +120,24 @@ _COMPOSED: dict[Hashable, bytes] = {}  # pickled, which is copied faster than a 
 
 
 def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
-    """Return an entry with values set as Hydra's last step does it; exceptions of any type where it cannot."""
+    """Return an entry with values set as Hydra's last step does it; exceptions of any type where it
+    cannot."""
     files, parsed = _files(), OverridesParser.create().parse_overrides(list(words))
     values = _values_set_last(parsed)
     choices = [word for at, word in enumerate(words) if at not in values]
     if (entry, *choices, files) not in _COMPOSED:
         made = hydra.compose(entry, choices, return_hydra_config=True)
-        files = _files()  # an entry may add a folder to the search path, and is composed anew each time
+        files = (
+            _files()
+        )  # an entry may add a folder to the search path, and is composed anew each time
         _COMPOSED[entry, *choices, files] = pickle.dumps(made)
     config: DictConfig = pickle.loads(_COMPOSED[entry, *choices, files])
     for override in values.values():
         OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
     unnamed = config.hydra.job.config.override_dirname.exclude_keys
-    named = sorted(str(override.input_line) for override in parsed if override.key_or_group not in unnamed)
+    named = sorted(
+        str(override.input_line) for override in parsed if override.key_or_group not in unnamed
+    )
     with read_write(config.hydra):
         config.hydra.overrides.task = list(words)
         config.hydra.job.override_dirname = ",".join(named)
@@ -122,7 +145,8 @@ def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
 
 
 def _values_set_last(overrides: Sequence[Override]) -> dict[int, Override]:
-    """Return by place the overrides that set values, and that follow all those which add or remove keys."""
+    """Return by place the overrides that set values, and that follow all those which add or remove
+    keys."""
     values: dict[int, Override] = {}
     for at, override in enumerate(overrides):
         is_group = _is_group(override.key_or_group)
@@ -148,14 +172,20 @@ def _folders() -> list[Path]:
 
 def _files() -> tuple[tuple[str, int, int], ...]:
     """Return every file that a composition may read, with its time of change and its size."""
-    files = (file for folder in _folders() for depth in _DEPTHS for file in folder.glob(f"{depth}.yaml"))
+    files = (
+        file for folder in _folders() for depth in _DEPTHS for file in folder.glob(f"{depth}.yaml")
+    )
     return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
 def composed(entry: str, overrides: Sequence[str]) -> object:
     """Return the settings of an entry that another one uses, whether or not Hydra runs that one."""
     is_ready = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_ready else hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    with (
+        nullcontext()
+        if is_ready
+        else hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF))
+    ):
         return as_settings(compose_entry(entry, overrides))
 
 
@@ -164,7 +194,11 @@ def as_settings(config: DictConfig) -> object:
     schema = schema_of(config)
     load_plugins(OmegaConf.select(config, "plugins") or ())
     _check_section("", OmegaConf.to_container(config, resolve=True), schema)
-    if (section := next((key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None)) is not None:
+    if (
+        section := next(
+            (key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None
+        )
+    ) is not None:
         _set_types(config, section.name, hints_of(schema)[section.name])
     settings: Any = OmegaConf.to_object(config)
     refuse_unknown_keys(settings)
@@ -180,10 +214,11 @@ def as_settings(config: DictConfig) -> object:
 
 
 def open_schema(schema: Any) -> Any:
-    """Return what Hydra composes for a schema: sections that have kinds take any key until the kind is known.
+    """Return what Hydra composes for a schema: sections that have kinds take any key until the kind
+    is known.
 
-    An entry may thus set keys for its own kind, a command may choose another kind and set those keys to null, and
-    `kind` may be set like any other key. `Kinds.of` checks what came of it.
+    An entry may thus set keys for its own kind, a command may choose another kind and set those
+    keys to null, and `kind` may be set like any other key. `Kinds.of` checks what came of it.
     """
     if kinds_of(schema) is not None:
         return _open_section({})
@@ -203,26 +238,36 @@ def open_schema(schema: Any) -> Any:
     keys = [
         (key.name, Any, field(default_factory=opened[key.name]))
         if key.name in opened
-        else (key.name, hints[key.name], field(default=key.default, default_factory=key.default_factory))
+        else (
+            key.name,
+            hints[key.name],
+            field(default=key.default, default_factory=key.default_factory),
+        )
         for key in fields(schema)
     ]
     names = {"opens": schema, "short_names": short}
-    _OPENED[schema] = make_dataclass(schema.__name__, keys, bases=(_Opened(schema.__name__, (), names),))
+    _OPENED[schema] = make_dataclass(
+        schema.__name__, keys, bases=(_Opened(schema.__name__, (), names),)
+    )
     return _OPENED[schema]
 
 
 def _short_names(hints: dict[str, Any]) -> dict[str, str]:
-    """Return full keys by short name: all for a study, those of a server for another schema with that section."""
+    """Return full keys by short name: all for a study, those of a server for another schema with
+    that section."""
     is_study, names = any(map(_is_analyses, hints.values())), SHORT_NAMES | EARLIER
     sections = {full.partition(".")[0] for full in names.values()} if is_study else set()
     sections |= {name for name, hint in hints.items() if hint is ServerSettings}
     return {
-        name: full for name, full in sorted(names.items()) if name not in hints and full.partition(".")[0] in sections
+        name: full
+        for name, full in sorted(names.items())
+        if name not in hints and full.partition(".")[0] in sections
     }
 
 
 class _Opened(type):
-    """Type of the classes that `open_schema` makes: pickled by the schema, for launchers of -m send configs."""
+    """Type of the classes that `open_schema` makes: pickled by the schema, for launchers of -m send
+    configs."""
 
 
 copyreg.pickle(_Opened, lambda opened: (open_schema, (opened.opens,)))  # type: ignore[attr-defined]
@@ -272,16 +317,23 @@ def schema_of(config: DictConfig) -> type[Any]:
     schema = _opened_by(config)
     if schema is None or not is_dataclass(schema):
         names = ", ".join(name for group, name in schemas() if group is None)
-        raise ValueError(f"defaults: expected in the entry's list an entry to extend, such as smoke, or one of {names}")
+        raise ValueError(
+            f"defaults: expected in the entry's list an entry to extend, such as smoke, or one of {names}"
+        )
     return schema
 
 
 def check_folder(searched: str) -> None:
-    """Raise ValueError for a --config-dir that is no folder, or with YAML whose aliases expand without bound."""
+    """Raise ValueError for a --config-dir that is no folder, or with YAML whose aliases expand
+    without bound."""
     folder = Path(searched)
     if not folder.is_dir():
-        raise ValueError(f"--config-dir={searched}: expected a folder with entries, or with groups of choices")
-    for file in (path for depth in _DEPTHS for path in folder.glob(f"{depth}.yaml") if path.is_file()):
+        raise ValueError(
+            f"--config-dir={searched}: expected a folder with entries, or with groups of choices"
+        )
+    for file in (
+        path for depth in _DEPTHS for path in folder.glob(f"{depth}.yaml") if path.is_file()
+    ):
         text = file.read_bytes()
         if b"&" not in text or b"*" not in text:
             continue
@@ -290,14 +342,19 @@ def check_folder(searched: str) -> None:
         except yaml.YAMLError:
             continue  # Hydra names the line, if it reads the file
         if size > _NODES:
-            raise ValueError(f"{file}: aliases expand to more than {_NODES} values; expected each written out")
+            raise ValueError(
+                f"{file}: aliases expand to more than {_NODES} values; expected each written out"
+            )
 
 
 def _expanded(node: Any, known: dict[int, float]) -> float:
-    """Return the number of values below a YAML node with its aliases expanded; infinite for one inside itself."""
+    """Return the number of values below a YAML node with its aliases expanded; infinite for one
+    inside itself."""
     if isinstance(node, (yaml.MappingNode, yaml.SequenceNode)) and id(node) not in known:
         known[id(node)] = math.inf
-        items = [below for item in node.value for below in (item if isinstance(item, tuple) else (item,))]
+        items = [
+            below for item in node.value for below in (item if isinstance(item, tuple) else (item,))
+        ]
         known[id(node)] = 1 + sum(_expanded(item, known) for item in items)
     return known.get(id(node), 1)
 
@@ -306,42 +363,64 @@ _SIGN = re.compile(r"([+~]*)([^=+~]*)(.*)", re.DOTALL)
 
 
 def full_words(entry: str, words: Sequence[str], searched: str | None = None) -> list[str]:
-    """Return overrides of an entry, or other words, with short names of a study's keys written out."""
+    """Return overrides of an entry, or other words, with short names of a study's keys written
+    out."""
     schema = _schema_of_entry(entry, searched)
     if schema is None or any(map(_is_analyses, hints_of(schema).values())):
         return [_full_word(word) for word in words]
     short = getattr(open_schema(schema), "short_names", {})
-    return [_full_word(word) if re.split(r"[.=]", word.lstrip("+~"))[0] in short else word for word in words]
+    return [
+        _full_word(word) if re.split(r"[.=]", word.lstrip("+~"))[0] in short else word
+        for word in words
+    ]
 
 
 def _full_word(word: str) -> str:
     sign, key, value = cast(re.Match[str], _SIGN.match(word)).groups()
     sets_options = key == "analyses" and value.lstrip("= ").startswith("{")
-    return word if sets_options or not (value.startswith("=") or "~" in sign) else f"{sign}{full_key(key)}{value}"
+    return (
+        word
+        if sets_options or not (value.startswith("=") or "~" in sign)
+        else f"{sign}{full_key(key)}{value}"
+    )
 
 
 def short_words(overrides: str) -> str:
     """Return overrides joined by commas with the short names of keys."""
-    return re.sub(r"(^|,)([+~]*)([\w.]+)(?==)", lambda word: word[1] + word[2] + short_key(word[3]), overrides)
+    return re.sub(
+        r"(^|,)([+~]*)([\w.]+)(?==)", lambda word: word[1] + word[2] + short_key(word[3]), overrides
+    )
 
 
 def check_paths(overrides: Sequence[str], config: DictConfig) -> None:
-    """Raise ValueError for `log=` or `local=` in an entry whose workload does not read such a file."""
+    """Raise ValueError for `log=` or `local=` in an entry whose workload does not read such a
+    file."""
     kind = OmegaConf.select(config, "workload.kind", default=None)
     for word in overrides:
         key, _, value = word.partition("=")
-        if (expected := PATHS.get(key)) is not None and value != "null" and kind not in (None, expected):
-            entry = "-cn explain log=FILE, or plan" if key == "log" else "-cn pic_answers local=FILE"
+        if (
+            (expected := PATHS.get(key)) is not None
+            and value != "null"
+            and kind not in (None, expected)
+        ):
+            entry = (
+                "-cn explain log=FILE, or plan" if key == "log" else "-cn pic_answers local=FILE"
+            )
             raise ValueError(f"{word} with workload.kind={kind}: expected {entry}")
-        if key in PATHS and (twice := [other for other in overrides if other.lstrip("+").startswith("workload.path=")]):
+        if key in PATHS and (
+            twice := [
+                other for other in overrides if other.lstrip("+").startswith("workload.path=")
+            ]
+        ):
             raise ValueError(f"{word} with {twice[0]}: expected one of both")
 
 
 def with_sections(overrides: Sequence[str]) -> list[str]:
-    """Return overrides that first create the optional sections, with their defaults, below which they set keys.
+    """Return overrides that first create the optional sections, with their defaults, below which
+    they set keys.
 
-    OmegaConf cannot set a key of a section that is null. `arms.a.pool.block_size=32` thus follows `arms.a={pool:{}}`,
-    which changes no section that exists.
+    OmegaConf cannot set a key of a section that is null. `arms.a.pool.block_size=32` thus follows
+    `arms.a={pool:{}}`, which changes no section that exists.
     """
     made: dict[str, None] = {}
     result: list[str] = []
@@ -349,7 +428,9 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
         key, equals, value = word.partition("=")
         names = key.lstrip("+").split(".")
         depth = len(names) - (not value.lstrip().startswith("{"))
-        optional = [at for at in range(1, depth + 1) if equals and _is_optional(".".join(names[:at]))]
+        optional = [
+            at for at in range(1, depth + 1) if equals and _is_optional(".".join(names[:at]))
+        ]
         if optional and not word.startswith("~"):
             first, last = optional[0] - 1, optional[-1]
             inner = "".join(f"{name}:{{" for name in names[first:last])
@@ -362,19 +443,28 @@ def with_sections(overrides: Sequence[str]) -> list[str]:
 
 
 def without_sections(overrides: str) -> str:
-    """Return overrides joined by commas without those that `with_sections` added: they name no choice of the user."""
+    """Return overrides joined by commas without those that `with_sections` added: they name no
+    choice of the user."""
     return short_words(_CREATED.sub("", overrides).lstrip(","))
 
 
 def _is_optional(key: str) -> bool:
-    return any(fnmatchcase(key, pattern) and key.count(".") == pattern.count(".") for pattern in optional_sections())
+    return any(
+        fnmatchcase(key, pattern) and key.count(".") == pattern.count(".")
+        for pattern in optional_sections()
+    )
 
 
 @cache
 def optional_sections() -> tuple[str, ...]:
     """Return the dotted keys of sections that may be null; `*` stands for a name, as of an arm."""
     return tuple(
-        dict.fromkeys(key for (group, _), schema in schemas().items() if group is None for key in _optional(schema))
+        dict.fromkeys(
+            key
+            for (group, _), schema in schemas().items()
+            if group is None
+            for key in _optional(schema)
+        )
     )
 
 
@@ -419,9 +509,15 @@ def explained(entry: str, overrides: Sequence[str], searched: str | None = None)
         if not _raised_by_library(error.__traceback__):
             raise
         word = _faulty(entry, overrides, searched, type(error))
-        expected = "nesting of fewer levels" if isinstance(error, RecursionError) else "a value of the key's type"
+        expected = (
+            "nesting of fewer levels"
+            if isinstance(error, RecursionError)
+            else "a value of the key's type"
+        )
         what = f"{_short(word)}: " if word else ""
-        raise ValueError(f"{what}Hydra cannot compose it ({type(error).__name__}); expected {expected}") from error
+        raise ValueError(
+            f"{what}Hydra cannot compose it ({type(error).__name__}); expected {expected}"
+        ) from error
 
 
 def _raised_by_library(trace: TracebackType | None) -> bool:
@@ -434,8 +530,11 @@ def _raised_by_library(trace: TracebackType | None) -> bool:
     return below
 
 
-def _faulty(entry: str, overrides: Sequence[str], searched: str | None, kind: type[Exception]) -> str:
-    """Return the first override with which the composition raises `kind`; empty if it does so without any."""
+def _faulty(
+    entry: str, overrides: Sequence[str], searched: str | None, kind: type[Exception]
+) -> str:
+    """Return the first override with which the composition raises `kind`; empty if it does so
+    without any."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         for count in range(len(overrides) + 1):
@@ -451,36 +550,57 @@ def _faulty(entry: str, overrides: Sequence[str], searched: str | None, kind: ty
 def _no_group(entry: str, group: str) -> str:
     """Return the sentence about a group that the entry has no choice of."""
     schema = _schema_of_entry(entry)
-    keys = [] if schema is None else [*hints_of(schema), *getattr(open_schema(schema), "short_names", ())]
+    keys = (
+        []
+        if schema is None
+        else [*hints_of(schema), *getattr(open_schema(schema), "short_names", ())]
+    )
     if group in keys:
         having = _some([name for name in _other_entries(entry) if group in dict(_defaults(name))])
         written = f"{group}: entry {entry} has no such group, its keys are in the entry"
         return f"{written}; expected {group}.KEY=VALUE; entries with the group {group}: {having}"
-    same = [key for key in ([] if schema is None else _leaves(schema)) if key.rpartition(".")[2] == group]
+    same = [
+        key
+        for key in ([] if schema is None else _leaves(schema))
+        if key.rpartition(".")[2] == group
+    ]
     hint = f"one of {', '.join(keys)} (did you mean {same[0]}?)" if same else among(group, keys)
     return f"{group}: entry {entry} has no such group; expected {hint}{_elsewhere(entry, group)}"
 
 
 def _elsewhere(entry: str, key: str) -> str:
-    """Return which entries have a top-level key or a group that this entry lacks; empty for none."""
+    """Return which entries have a top-level key or a group that this entry lacks; empty for
+    none."""
     having = [name for name in _other_entries(entry) if key in _keys_of_entry(name)]
-    return f"; entries with {key}: {_some(having)}" if having and key not in _keys_of_entry(entry) else ""
+    return (
+        f"; entries with {key}: {_some(having)}"
+        if having and key not in _keys_of_entry(entry)
+        else ""
+    )
 
 
 def _other_entries(entry: str) -> list[str]:
     files = (path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-    return sorted({*files, *(name for group, name in choices_without_file() if group is None)} - {entry})
+    return sorted(
+        {*files, *(name for group, name in choices_without_file() if group is None)} - {entry}
+    )
 
 
 def _some(names: list[str]) -> str:
     shown = names if len(names) < 4 else names[:3]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+    return ", ".join(shown) + (
+        f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    )
 
 
 def _keys_of_entry(name: str) -> set[str]:
     schema = _schema_of_entry(name)
     short = getattr(open_schema(schema), "short_names", ()) if schema else ()
-    return ({*hints_of(schema)} if schema else set()) | {*short} | {group for group, _ in _defaults(name) if group}
+    return (
+        ({*hints_of(schema)} if schema else set())
+        | {*short}
+        | {group for group, _ in _defaults(name) if group}
+    )
 
 
 def _schema_of_entry(name: str, searched: str | None = None) -> type[Any] | None:
@@ -493,7 +613,8 @@ def _schema_of_entry(name: str, searched: str | None = None) -> type[Any] | None
 
 @cache
 def _defaults(name: str, searched: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Return (group, choice) of an entry and of the entries that it extends; an empty group: a file."""
+    """Return (group, choice) of an entry and of the entries that it extends; an empty group: a
+    file."""
     files = [Path(folder) / f"{name}.yaml" for folder in (searched, CONF) if folder is not None]
     file = next((path for path in files if path.is_file()), None)
     try:
@@ -505,7 +626,9 @@ def _defaults(name: str, searched: str | None = None) -> tuple[tuple[str, str], 
     chosen: list[tuple[str, str]] = []
     for item in listed:
         for group, choice in item.items() if isinstance(item, dict) else [("", str(item))]:
-            chosen.append((group.removeprefix("override ").lstrip("/").partition("@")[0], str(choice)))
+            chosen.append(
+                (group.removeprefix("override ").lstrip("/").partition("@")[0], str(choice))
+            )
             if not group:
                 chosen += _defaults(str(choice), searched)
     return tuple(chosen)
@@ -519,7 +642,10 @@ def hints_of(schema: Any) -> dict[str, Any]:
     if schema not in _KNOWN_HINTS:
         hints = get_type_hints(schema)
         _KNOWN_HINTS[schema] = {field.name: hints[field.name] for field in fields(schema)}
-    return {name: ANALYSES.section() if hint is Analyses else hint for name, hint in _KNOWN_HINTS[schema].items()}
+    return {
+        name: ANALYSES.section() if hint is Analyses else hint
+        for name, hint in _KNOWN_HINTS[schema].items()
+    }
 
 
 def _leaves(schema: type[Any], prefix: str = "") -> Iterator[str]:
@@ -533,7 +659,9 @@ def _leaves(schema: type[Any], prefix: str = "") -> Iterator[str]:
 def _check_section(path: str, value: object, schema: Any) -> None:
     """Raise ValueError for a value below a section that does not have the type of its key."""
     if not isinstance(value, dict):
-        raise ValueError(f"{short_key(path)}={_short(value)}: expected its keys, {', '.join(hints_of(schema))}")
+        raise ValueError(
+            f"{short_key(path)}={_short(value)}: expected its keys, {', '.join(hints_of(schema))}"
+        )
     hints = hints_of(schema)
     for name, item in value.items():
         if name in hints:
@@ -541,8 +669,13 @@ def _check_section(path: str, value: object, schema: Any) -> None:
 
 
 def _check(path: str, value: object, hint: Any) -> None:
-    """Raise ValueError for a value that is not of the declared type, or for a number out of range."""
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    """Raise ValueError for a value that is not of the declared type, or for a number out of
+    range."""
+    kinds = (
+        [kind for kind in get_args(hint) if kind is not NoneType]
+        if NoneType in get_args(hint)
+        else [hint]
+    )
     if value == "???" or (value is None and (NoneType in get_args(hint) or hint is Any)):
         return
     kind = get_origin(kinds[0]) or kinds[0]
@@ -555,7 +688,9 @@ def _check(path: str, value: object, hint: Any) -> None:
     elif kind is Any and isinstance(value, (list, dict)):
         _check_items(path, value, type(value), (Any, Any))
     else:
-        name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(kind)
+        name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
+            kind
+        )
         if name and not (type(value) is kind or (kind is float and type(value) is int)):
             raise ValueError(f"{short_key(path)}={_short(value)}: expected {name}")
         if type(value) is int and not -_WHOLE <= value < _WHOLE:
@@ -565,7 +700,9 @@ def _check(path: str, value: object, hint: Any) -> None:
         if type(value) is float and not math.isfinite(value):
             raise ValueError(f"{short_key(path)}={value}: expected a finite number")
         if type(value) is float and value and not _LEAST <= abs(value) <= _MOST:
-            raise ValueError(f"{short_key(path)}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}")
+            raise ValueError(
+                f"{short_key(path)}={value}: expected zero, or a number from {_LEAST:g} to {_MOST:g}"
+            )
 
 
 def _check_items(path: str, value: object, kind: type[Any], kinds: tuple[Any, ...]) -> None:
@@ -574,18 +711,25 @@ def _check_items(path: str, value: object, kind: type[Any], kinds: tuple[Any, ..
             f"{short_key(path)}={_short(value)}: expected {'a list' if kind is list else 'names with values'}"
         )
     for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-        _check(f"{path}.{name}" if isinstance(value, dict) else f"{short_key(path)}[{name}]", item, kinds[-1])
+        _check(
+            f"{path}.{name}" if isinstance(value, dict) else f"{short_key(path)}[{name}]",
+            item,
+            kinds[-1],
+        )
 
 
 def _short(value: object) -> str:
     text = (
-        str(value) if not isinstance(value, int) or abs(value) < 1 << 128 else f"a number of {value.bit_length()} bits"
+        str(value)
+        if not isinstance(value, int) or abs(value) < 1 << 128
+        else f"a number of {value.bit_length()} bits"
     )
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
 
 
 def keep_booleans() -> None:
-    """Let OmegaConf refuse numbers for true and false in every source of settings; safe to call again."""
+    """Let OmegaConf refuse numbers for true and false in every source of settings; safe to call
+    again."""
     BooleanNode._validate_and_convert_impl = _boolean  # type: ignore[method-assign, assignment]
 
 
@@ -595,7 +739,9 @@ _convert = BooleanNode._validate_and_convert_impl
 def _boolean(node: BooleanNode, value: Any) -> bool:
     if isinstance(value, (bool, str)) and not str(value).lstrip("+-").isdecimal():
         return _convert(node, value)
-    raise ValidationError("Value '$VALUE' is not a valid bool (type $VALUE_TYPE); expected true or false")
+    raise ValidationError(
+        "Value '$VALUE' is not a valid bool (type $VALUE_TYPE); expected true or false"
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -618,14 +764,18 @@ _GROUPS: dict[tuple[str | None, str], type[Any]] = {
 
 
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
-    """Return every schema by (config group, name), for the ConfigStore: those of entries, and those of groups."""
+    """Return every schema by (config group, name), for the ConfigStore: those of entries, and those
+    of groups."""
     return {(None, f"base_{name}"): entry.schema for name, entry in ENTRIES.items()} | _GROUPS
 
 
 #: Choices that are the defaults of their schema.
 _DEFAULTS = {
     ("store", "unlimited"): "No limit.",
-    ("tier", "own"): "Your own tier: store.tiers.NAME.gib=SIZE store.tiers.NAME.bandwidth_gb_s=RATE.",
+    (
+        "tier",
+        "own",
+    ): "Your own tier: store.tiers.NAME.gib=SIZE store.tiers.NAME.bandwidth_gb_s=RATE.",
 }
 
 
@@ -659,8 +809,14 @@ def choices_without_file() -> dict[tuple[str | None, str], Choice]:
     for name in PLACEMENTS:
         if not PLACEMENTS.needs_options(name):
             text = summary_of(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
-            made["strategy", name] = Choice({"placement": {"kind": name}}, text[0].upper() + text[1:])
-    return {at: choice for at, choice in made.items() if not (CONF / (at[0] or "") / f"{at[1]}.yaml").is_file()}
+            made["strategy", name] = Choice(
+                {"placement": {"kind": name}}, text[0].upper() + text[1:]
+            )
+    return {
+        at: choice
+        for at, choice in made.items()
+        if not (CONF / (at[0] or "") / f"{at[1]}.yaml").is_file()
+    }
 
 
 def register() -> None:

@@ -22,7 +22,8 @@ class StoreSettings:
     `total_gib`    GiB of KV and states together
     `kv_gib`       GiB of KV
     `state_gib`    GiB of recurrent states
-    `state_ratio`  splits total_gib into two pools: bytes of states ÷ bytes of KV; null: one budget for both
+    `state_ratio`  splits total_gib into two pools: bytes of states ÷ bytes of KV; null: one budget
+                   for both
     `entries`      number of stored entries
     `tiers`        memory tiers below the device by name, the nearest first; for pools of blocks
     """
@@ -39,25 +40,34 @@ class StoreSettings:
             positive(f"store.{key}", getattr(self, key))
         for key, value in (("kv_gib", self.kv_gib), ("state_gib", self.state_gib)):
             if value is not None and self.total_gib is not None and value > self.total_gib:
-                expected = f"expected at most store.total_gib={self.total_gib}, or store.total_gib=null"
+                expected = (
+                    f"expected at most store.total_gib={self.total_gib}, or store.total_gib=null"
+                )
                 raise ValueError(f"store.{key}={value}: {expected}")
             if value is not None and self.state_ratio is not None:
-                raise ValueError(f"store.{key}={value} with store.state_ratio={self.state_ratio}: expected one of them")
+                raise ValueError(
+                    f"store.{key}={value} with store.state_ratio={self.state_ratio}: expected one of them"
+                )
         if self.state_ratio is not None and self.total_gib is None:
-            raise ValueError(f"store.state_ratio={self.state_ratio}: expected store.total_gib too, which it splits")
+            raise ValueError(
+                f"store.state_ratio={self.state_ratio}: expected store.total_gib too, which it splits"
+            )
 
     @property
     def pools_gib(self) -> tuple[float | None, float | None]:
         """Budgets of KV and of states in GiB; None: no limit."""
         if self.state_ratio is None or self.total_gib is None:
             return self.kv_gib, self.state_gib
-        return self.total_gib / (1 + self.state_ratio), self.total_gib * self.state_ratio / (1 + self.state_ratio)
+        return self.total_gib / (1 + self.state_ratio), self.total_gib * self.state_ratio / (
+            1 + self.state_ratio
+        )
 
     @property
     def budget(self) -> Budget:
         """Budget in bytes."""
         kv, state, total = (
-            UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED) for gib in (*self.pools_gib, self.total_gib)
+            UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
+            for gib in (*self.pools_gib, self.total_gib)
         )
         return Budget(kv, state, total, self.entries or UNLIMITED)
 
@@ -81,10 +91,12 @@ EXECUTORS = {
 class ExecutorSettings:
     """The executor of the arms.
 
-    `kind`      local: worker processes of this machine; here: this process; dask: workers of a Dask scheduler
+    `kind`      local: worker processes of this machine; here: this process; dask: workers of a Dask
+                scheduler
     `address`   tcp://HOST:PORT of the scheduler; dask only
     `workers`   worker processes on this machine; null: one per core
-    `compiled`  the compiled simulator core: auto uses an existing build; always builds it; never ignores it
+    `compiled`  the compiled simulator core: auto uses an existing build; always builds it; never
+                ignores it
     """
 
     kind: str = "local"
@@ -98,9 +110,13 @@ class ExecutorSettings:
         one_of("executor.kind", self.kind, EXECUTORS)
         scheduler = "expected the scheduler's tcp://HOST:PORT"
         if self.kind != "dask" and self.address is not None:
-            raise ValueError(f"executor.address={self.address} with executor.kind={self.kind}: expected executor=dask")
+            raise ValueError(
+                f"executor.address={self.address} with executor.kind={self.kind}: expected executor=dask"
+            )
         if self.kind == "dask" and "://" not in (self.address or ""):
-            raise ValueError(f"executor.address={self.address} with executor.kind=dask: {scheduler}")
+            raise ValueError(
+                f"executor.address={self.address} with executor.kind=dask: {scheduler}"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -110,12 +126,14 @@ class ExecutorSettings:
 
 @dataclass
 class LoadSweep:
-    """Additional runs of some arms at other arrival rates, for the figure of queueing delay over load.
+    """Additional runs of some arms at other arrival rates, for the figure of queueing delay over
+    load.
 
     `rates_rps`  additional arrival rates, requests per second; empty: none
     `arms`       names of the arms that run at these rates
     `seeds`      seeds of these runs
-    `shares`     loads of all arms instead, as shares of the rate that saturates the baseline, measured first
+    `shares`     loads of all arms instead, as shares of the rate that saturates the baseline,
+                 measured first
     """
 
     rates_rps: list[float] = field(default_factory=list)
@@ -130,13 +148,17 @@ class LoadSweep:
             raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
         check_seeds("load.seeds", self.seeds)
         if self.rates_rps and not self.arms:
-            raise ValueError(f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]")
+            raise ValueError(
+                f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]"
+            )
         for load in self.shares:
             positive("load.shares", load)
         if len(set(self.shares)) != len(self.shares):
             raise ValueError(f"load.shares={self.shares}: expected different shares of saturation")
         if self.shares and self.rates_rps:
-            raise ValueError(f"load.rates_rps={self.rates_rps} with load.shares: expected none, shares are loads")
+            raise ValueError(
+                f"load.rates_rps={self.rates_rps} with load.shares: expected none, shares are loads"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -152,7 +174,8 @@ class OutputSettings:
     `run`        name of the run folder; empty: the entry with its overrides
     `if_exists`  an existing run: replace (the old run is renamed to its time stamp), resume or fail
     `figures`    whether figures are drawn
-    `trace`      whether the first run of each arm writes a trace file for Perfetto: steps, requests, counters
+    `trace`      whether the first run of each arm writes a trace file for Perfetto: steps,
+                 requests, counters
     """
 
     root: str = "outputs"
@@ -164,7 +187,9 @@ class OutputSettings:
     def __post_init__(self) -> None:
         one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
         if "/" in self.run or self.run.startswith((".", "-")):
-            raise ValueError(f"output.run={self.run}: expected the name of one folder, without . or - in front")
+            raise ValueError(
+                f"output.run={self.run}: expected the name of one folder, without . or - in front"
+            )
 
     def refuse_resuming(self) -> None:
         """Raise ValueError for `resume` in an entry that writes only complete runs."""
@@ -212,20 +237,25 @@ _PATH = re.compile(r"/(?!/)[!-~]*")  # printable; two slashes would name another
 class ServerSettings:
     """A real server, and the requests to it; of backend=server and of conformance.
 
-    `engine`             the server to start for the study (`--list server.engine`); none: the one at base_url
+    `engine`             the server to start for the study (`--list server.engine`); none: the one
+                         at base_url
     `base_url`           its address: http://HOST:PORT; null where the study starts the server
-    `port`               port of the server that is started, on the loopback interface; null: a free one
+    `port`               port of the server that is started, on the loopback interface; null: a free
+                         one
     `arguments`          further words of its command line
     `start_timeout_s`    longest time until it answers, seconds
-    `step_log`           file in which the hook of the server at base_url writes its steps; null: it has no hook
+    `step_log`           file in which the hook of the server at base_url writes its steps; null: it
+                         has no hook
     `served_model`       name of the model in requests; null: the only model of the server
     `prompts`            tokens: ids below the model's vocabulary; text; messages: one user message
     `tokenizer`          decodes the ids of text prompts: tokenizer.json, its folder, or a hub name
-    `exact_lengths`      request outputs of the workload's lengths by ignore_eos and min_tokens (vLLM, SGLang)
+    `exact_lengths`      request outputs of the workload's lengths by ignore_eos and min_tokens
+                         (vLLM, SGLang)
     `timeout_s`          longest time without data from the server, seconds
     `request_timeout_s`  longest time from sending a request to the end of its answer, seconds
     `api_key_variable`   environment variable that holds the API key; empty: none
-    `reset_path`         path to POST to before each run, which resets the server's prefix cache; null: none
+    `reset_path`         path to POST to before each run, which resets the server's prefix cache;
+                         null: none
     """
 
     engine: str = NO_ENGINE
@@ -246,12 +276,20 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_prompts("server", self.prompts, self.tokenizer)
         if self.engine == NO_ENGINE:
-            require("server.engine=none", ("server.port", self.port, None), ("server.arguments", self.arguments, []))
+            require(
+                "server.engine=none",
+                ("server.port", self.port, None),
+                ("server.arguments", self.arguments, []),
+            )
         for key, value in (("base_url", self.base_url), ("server.step_log", self.step_log)):
             if self.engine != NO_ENGINE and value is not None:
-                raise ValueError(f"{key}={value} with server.engine={self.engine}: expected server.engine=none")
+                raise ValueError(
+                    f"{key}={value} with server.engine={self.engine}: expected server.engine=none"
+                )
         if self.step_log is not None and self.reset_path is None:
-            raise ValueError(f"server.step_log={self.step_log}: expected server.reset_path too, for runs begin empty")
+            raise ValueError(
+                f"server.step_log={self.step_log}: expected server.reset_path too, for runs begin empty"
+            )
         within(1, 65_535)("server.port", self.port)
         positive("server.start_timeout_s", self.start_timeout_s)
         positive("server.timeout_s", self.timeout_s)
@@ -263,13 +301,18 @@ class ServerSettings:
 
 
 def check_address(name: str, base_url: str) -> None:
-    """Raise ValueError unless `base_url` is an http address without a password; `name` is the settings key."""
+    """Raise ValueError unless `base_url` is an http address without a password; `name` is the
+    settings key."""
     if set("@?#") & set(base_url):  # the value may contain a password, so it is not repeated
-        raise ValueError(f"{name} holds one of @ ? #: expected an address alone, the key in an environment variable")
+        raise ValueError(
+            f"{name} holds one of @ ? #: expected an address alone, the key in an environment variable"
+        )
     try:
         parts = urlsplit(base_url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number, half an IPv6 address
         sound = False
     if not sound or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
-        raise ValueError(f"{name}={base_url}: expected http://HOST or https://HOST, with port and path if needed")
+        raise ValueError(
+            f"{name}={base_url}: expected http://HOST or https://HOST, with port and path if needed"
+        )

@@ -18,9 +18,26 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tiers import FORMAT_BITS, TierRules
 from spanlab.engine.settings import EngineSettings, reads_baseline
-from spanlab.model_files import EMBEDDER, MODELS, PackagedModel, choices, find_spec, is_ready, names_file, packaged
+from spanlab.model_files import (
+    EMBEDDER,
+    MODELS,
+    PackagedModel,
+    choices,
+    find_spec,
+    is_ready,
+    names_file,
+    packaged,
+)
 from spanlab.model_spec import HardwareSpec, ModelSpec
-from spanlab.registry import REQUIRED, check_seeds, located, one_of, positive, require, share_below_one
+from spanlab.registry import (
+    REQUIRED,
+    check_seeds,
+    located,
+    one_of,
+    positive,
+    require,
+    share_below_one,
+)
 from spanlab.settings.analyses import (
     ANALYSES,
     ARMS,
@@ -61,7 +78,8 @@ class RunSettings:
     `only`             names of the arms to run; empty: all
     `baseline`         arm that speedups are relative to
     `seeds`            seeds of arrivals and popularity; one run per seed and arm
-    `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
+    `repeats`          runs of the same arrivals on the engine; their differences are its noise
+                       (A/A)
     `warmup_fraction`  share of the requests that are served but not counted
     `count_hit_as`     token that makes a request a hit in the request hit rate: reused or matched
     `load`             additional arrival rates for some arms
@@ -137,21 +155,27 @@ class Study:
         self._check_executor()
         self._check_replicas()
         if not self.arms:
-            raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
+            raise ValueError(
+                "arms is empty: expected at least one strategy, as in arms=checkpoints"
+            )
         if self.runs.load.rates_rps and self.arrivals.rate_rps is None:
             raise ValueError(
                 f"load.rates_rps={self.runs.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
             )
         for key, value in self.workload.pace().items():
             if self.arrivals.kind != "as_given":
-                raise ValueError(f"{key}={value} with arrivals.kind={self.arrivals.kind}: expected as_given")
+                raise ValueError(
+                    f"{key}={value} with arrivals.kind={self.arrivals.kind}: expected as_given"
+                )
         if not self.draws_arrivals():
             load = replace(self.runs.load, seeds=self.runs.load.seeds[:1])
             self.runs = replace(self.runs, seeds=self.runs.seeds[:1], load=load)
         if self.runs.baseline != "none" or "none" in self.arms:
             one_of("baseline", self.runs.baseline, self.arms)
         check_names("only", self.runs.only, self.arms, is_read=True)
-        check_names("load.arms", self.runs.load.arms, self.arms, is_read=bool(self.runs.load.rates_rps))
+        check_names(
+            "load.arms", self.runs.load.arms, self.arms, is_read=bool(self.runs.load.rates_rps)
+        )
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
         settle_packaged(self)
@@ -165,7 +189,8 @@ class Study:
         check_design(self)
 
     def _check_executor(self) -> None:
-        """Raise ValueError for workers that cannot be chosen: arms on one device share one process."""
+        """Raise ValueError for workers that cannot be chosen: arms on one device share one
+        process."""
         if self.backend == "engine" and self.executor.workers not in (None, 1):
             raise ValueError(
                 f"workers={self.executor.workers} with backend=engine: expected 1, for arms share one device"
@@ -173,7 +198,9 @@ class Study:
         if self.executor.kind != "dask":
             return
         if self.backend == "engine":
-            raise ValueError("executor.kind=dask with backend=engine: expected local, for arms share one device")
+            raise ValueError(
+                "executor.kind=dask with backend=engine: expected local, for arms share one device"
+            )
         if self.executor.workers is not None:
             raise ValueError(
                 f"workers={self.executor.workers} with executor.kind=dask: expected null, for the scheduler has workers"
@@ -181,7 +208,10 @@ class Study:
 
     def _check_replicas(self) -> None:
         """Raise ValueError for replicas with an engine, a trace file or a clairvoyant arm."""
-        for key, value, only in (("backend", self.backend, "sim"), ("output.trace", self.output.trace, False)):
+        for key, value, only in (
+            ("backend", self.backend, "sim"),
+            ("output.trace", self.output.trace, False),
+        ):
             if self.replicas.count > 1 and value != only:
                 raise ValueError(
                     f"replicas.count={self.replicas.count} with {key}={value}: expected 1, or {key}={only}"
@@ -225,8 +255,13 @@ class Study:
 
     @property
     def folder(self) -> str:
-        """Folder of the runs below `output.root`: the workload, or an analysis that does not run the arms itself."""
-        return self.chosen_analyses()[0] if self.needs(LOG) or self.needs(POINTS) else self.workload.kind
+        """Folder of the runs below `output.root`: the workload, or an analysis that does not run
+        the arms itself."""
+        return (
+            self.chosen_analyses()[0]
+            if self.needs(LOG) or self.needs(POINTS)
+            else self.workload.kind
+        )
 
     def chosen_analyses(self) -> list[str]:
         """Return the names of the analyses, in the order of the report."""
@@ -250,7 +285,8 @@ def _changed(settings: Any, keys: list[str], value: Any) -> Any:
 
 
 def worker_count(study: Study, jobs: int) -> int:
-    """Return the number of worker processes: at most one per job, and one where jobs share a device."""
+    """Return the number of worker processes: at most one per job, and one where jobs share a
+    device."""
     if study.backend in ("engine", SERVER):
         return 1
     return max(1, min(jobs, study.executor.workers or os.cpu_count() or 1))
@@ -270,29 +306,39 @@ def check_analyses(study: Study) -> None:
     for name in study.chosen_analyses():
         one_of("analyses", name, ANALYSES)
         if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
-            raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
+            raise ValueError(
+                f"analyses={name} with backend={study.backend}: expected backend=engine"
+            )
         if name in ANALYSES.needing(ARMS) and study.backend == "server":
-            raise ValueError(f"analyses={name} with backend=server: expected serving, for a server reports no causes")
+            raise ValueError(
+                f"analyses={name} with backend=server: expected serving, for a server reports no causes"
+            )
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
             )
         if name in ANALYSES.needing(LABELS) and study.workload.popularity.requests is not None:
             drawn = f"workload.popularity.requests={study.workload.popularity.requests}"
-            raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
+            raise ValueError(
+                f"{drawn} with analyses={name}: expected null, for it groups requests by number"
+            )
         if study.runs.repeats > 1:
             _check_repeats(study, name)
     for name in ANALYSES:
         analysis = ANALYSES[name]
         if name in study.chosen_analyses():
             analysis.check(study)
-        elif analysis.options is not None and getattr(study.analyses, name) != (usual := analysis.options()):
+        elif analysis.options is not None and getattr(study.analyses, name) != (
+            usual := analysis.options()
+        ):
             if analysis.check_unread is None:
                 _refuse_unread(study, name, usual)
             else:
                 analysis.check_unread(study)
     check_teacher(study)
-    if study.runs.sweep and "summary" not in study.chosen_analyses():  # its arms are the rows of a sweep
+    if (
+        study.runs.sweep and "summary" not in study.chosen_analyses()
+    ):  # its arms are the rows of a sweep
         analyses = study.chosen_analyses()
         expected = "expected sweep=[], or summary among them"
         raise ValueError(f"sweep={study.runs.sweep} with analyses={analyses}: {expected}")
@@ -310,21 +356,27 @@ def _refuse_unread(study: Study, name: str, usual: Any) -> None:
     for key, value in leaves(asdict(getattr(study.analyses, name))):
         if value != expected.get(key):
             given = f"{short_key(f'analyses.{name}.{key}')}={value}"
-            raise ValueError(f"{given} with analyses={study.chosen_analyses()}: expected {name} among them")
+            raise ValueError(
+                f"{given} with analyses={study.chosen_analyses()}: expected {name} among them"
+            )
 
 
 def _check_repeats(study: Study, name: str) -> None:
-    """Raise ValueError for repeats that would be equal or unread; `check_design` checks those of designed shapes."""
+    """Raise ValueError for repeats that would be equal or unread; `check_design` checks those of
+    designed shapes."""
     if study.backend != "engine":
         raise ValueError(
             f"repeats={study.runs.repeats} with backend={study.backend}: expected 1, for runs would be equal"
         )
     if name not in ("compare_backends", "fit_profile"):
-        raise ValueError(f"repeats={study.runs.repeats} with analyses={name}: expected repeats=1, or more seeds")
+        raise ValueError(
+            f"repeats={study.runs.repeats} with analyses={name}: expected repeats=1, or more seeds"
+        )
 
 
 def check_teacher(study: Study) -> None:
-    """Raise ValueError if the teacher, or the reference of scores, is not among the arms that run."""
+    """Raise ValueError if the teacher, or the reference of scores, is not among the arms that
+    run."""
     engine = study.engine
     if reads_baseline(engine) and study.runs.baseline not in study.chosen():
         key = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
@@ -347,25 +399,36 @@ def check_design(study: Study) -> None:
     )
     for key in ("longest", "outputs"):
         if getattr(study.analyses.compare_backends, key) is None:
-            raise ValueError(f"design.{key}=null with workload.kind={DESIGNED}: expected a number of tokens")
+            raise ValueError(
+                f"design.{key}=null with workload.kind={DESIGNED}: expected a number of tokens"
+            )
 
 
 def check_shares(study: Study) -> None:
-    """Raise ValueError for `load.shares` where arrivals cannot be scaled to a share of saturation."""
+    """Raise ValueError for `load.shares` where arrivals cannot be scaled to a share of
+    saturation."""
     arrivals, shares = study.arrivals, study.runs.load.shares
     if not shares:
         return
     if study.backend != "engine":
-        raise ValueError(f"load.shares={shares} with backend={study.backend}: expected backend=engine")
+        raise ValueError(
+            f"load.shares={shares} with backend={study.backend}: expected backend=engine"
+        )
     if study.runs.sweep:
         raise ValueError(f"sweep={study.runs.sweep} with load.shares={shares}: expected sweep=[]")
     if len(study.runs.seeds) != 1:
-        raise ValueError(f"seeds={study.runs.seeds} with load.shares: expected one seed, whose arrivals are repeated")
+        raise ValueError(
+            f"seeds={study.runs.seeds} with load.shares: expected one seed, whose arrivals are repeated"
+        )
     if study.runs.baseline not in study.chosen():
-        raise ValueError(f"baseline={study.runs.baseline} with load.shares: expected one of the arms that run")
+        raise ValueError(
+            f"baseline={study.runs.baseline} with load.shares: expected one of the arms that run"
+        )
     if arrivals.kind not in _PACED or study.workload.kind == "ragpulse":
         kinds = f"arrivals.kind={arrivals.kind} and workload.kind={study.workload.kind} with load.shares"
-        raise ValueError(f"{kinds}: expected arrivals that can be paced, {', '.join(_PACED)}, and no recorded times")
+        raise ValueError(
+            f"{kinds}: expected arrivals that can be paced, {', '.join(_PACED)}, and no recorded times"
+        )
     if arrivals.rate_rps != 1.0:
         raise ValueError(
             f"arrivals.rate_rps={arrivals.rate_rps} with load.shares: expected 1, for shares of saturation set it"
@@ -381,9 +444,11 @@ _GROUP = "model/"
 
 
 class ModelSource(ConfigSource):
-    """Resolve `model=NAME`, `model=FILE`, `model=FOLDER` and hub names before Hydra reads the files of conf/.
+    """Resolve `model=NAME`, `model=FILE`, `model=FOLDER` and hub names before Hydra reads the files
+    of conf/.
 
-    Those files hold the keys of a config.json. Other names are left to the next source, such as --config-dir.
+    Those files hold the keys of a config.json. Other names are left to the next source, such as
+    --config-dir.
     """
 
     @staticmethod
@@ -407,7 +472,9 @@ class ModelSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the fields of the ModelSpec as a config."""
         sizes: Any = OmegaConf.create(asdict(find_spec(config_path.removeprefix(_GROUP))))
-        return ConfigResult(provider=self.provider, path=self.full_path(), config=sizes, header={"package": None})
+        return ConfigResult(
+            provider=self.provider, path=self.full_path(), config=sizes, header={"package": None}
+        )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return no names: the folder conf/model lists its files."""
@@ -448,14 +515,22 @@ def check_tiers(study: Study) -> None:
     _check_arms(study)
     if study.replicas.count > 1:
         count = f"replicas.count={study.replicas.count}"
-        raise ValueError(f"store.tiers={_names(study)} with {count}: expected 1, for tiers belong to one engine")
+        raise ValueError(
+            f"store.tiers={_names(study)} with {count}: expected 1, for tiers belong to one engine"
+        )
     if study.model.has_windows:
         reason = "which blocks of a window go to lower tiers is not modelled"
-        raise ValueError(f"store.tiers={_names(study)} with model.name={study.model.name}: expected none, for {reason}")
+        raise ValueError(
+            f"store.tiers={_names(study)} with model.name={study.model.name}: expected none, for {reason}"
+        )
     if study.backend != "sim":
-        raise ValueError(f"store.tiers={_names(study)} with backend={study.backend}: expected backend=sim")
+        raise ValueError(
+            f"store.tiers={_names(study)} with backend={study.backend}: expected backend=sim"
+        )
     if not study.serves:
-        raise ValueError(f"store.tiers={_names(study)} with analyses={study.analyses.names}: expected store.tiers={{}}")
+        raise ValueError(
+            f"store.tiers={_names(study)} with analyses={study.analyses.names}: expected store.tiers={{}}"
+        )
 
 
 def _names(study: Study) -> str:
@@ -470,9 +545,13 @@ def _check_without(study: Study) -> None:
     for name, arm in study.arms.items():
         if arm.pool is not None and arm.pool.load_when is not None:
             path = f"arms.{name}.pool.load_when={arm.pool.load_when}"
-            raise ValueError(f"{path} without store.tiers: expected null, or a tier, as in +tier@store.tiers.host=dram")
+            raise ValueError(
+                f"{path} without store.tiers: expected null, or a tier, as in +tier@store.tiers.host=dram"
+            )
     if "tiers" in study.chosen_analyses():
-        raise ValueError("analyses=tiers without store.tiers: expected a tier, as in +tier@store.tiers.host=dram")
+        raise ValueError(
+            "analyses=tiers without store.tiers: expected a tier, as in +tier@store.tiers.host=dram"
+        )
 
 
 def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
@@ -490,13 +569,18 @@ def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
 
 
 def _check_order(tiers: dict[str, TierRules]) -> None:
-    """Raise ValueError unless each tier with write=back is below a tier with action=demote, and vice versa."""
+    """Raise ValueError unless each tier with write=back is below a tier with action=demote, and
+    vice versa."""
     for (above, upper), (below, lower) in pairwise(tiers.items()):
         if lower.write == "back" and upper.action != "demote":
-            raise ValueError(f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote")
+            raise ValueError(
+                f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote"
+            )
     path, last = list(tiers.items())[-1]
     if last.action == "demote":
-        raise ValueError(f"{path}.action=demote: expected evict or quantise, for no tier is below it")
+        raise ValueError(
+            f"{path}.action=demote: expected evict or quantise, for no tier is below it"
+        )
 
 
 def _check_arms(study: Study) -> None:
@@ -506,7 +590,9 @@ def _check_arms(study: Study) -> None:
     for name in of_states:
         _check_backfill(study, name)
     for name, arm in arms.items():
-        if arm.policy_name != "blocks" and not of_states:  # beside arms with backfill it is a baseline
+        if (
+            arm.policy_name != "blocks" and not of_states
+        ):  # beside arms with backfill it is a baseline
             raise ValueError(
                 f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, "
                 f"for tiers hold hashed blocks, or an arm with recovery={BACKFILL}"
@@ -536,9 +622,13 @@ def check_speculation(study: Study) -> None:
     if not study.batch.speculation.draft_tokens:
         return
     if study.backend != "sim":
-        raise ValueError(f"{key} with backend={study.backend}: expected 0, for that backend has no drafter")
+        raise ValueError(
+            f"{key} with backend={study.backend}: expected 0, for that backend has no drafter"
+        )
     if study.timing.kind == "calibrated":
-        raise ValueError(f"{key} with timing.kind=calibrated: expected 0, for no drafts were measured")
+        raise ValueError(
+            f"{key} with timing.kind=calibrated: expected 0, for no drafts were measured"
+        )
     for name in study.chosen():
         if study.arms[name].spans is not None:
             reason = "verifying drafts on spans read at other positions is not modelled"
@@ -558,23 +648,34 @@ def check_speculation(study: Study) -> None:
         for name in study.chosen():
             arm = study.arms[name]
             if arm.keep and not POLICIES.takes(arm.policy_name, "drafter"):
-                raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: expected 1, or a pool of blocks")
+                raise ValueError(
+                    f"{key} with arms.{name}.policy={arm.policy_name}: expected 1, or a pool of blocks"
+                )
 
 
 def _check_kv(study: Study) -> None:
-    """Raise ValueError for a drafter with KV where its cache hits or its memory are not modelled."""
+    """Raise ValueError for a drafter with KV where its cache hits or its memory are not
+    modelled."""
     key = f"batch.speculation.method={study.batch.speculation.method}"
     if not study.serves:
-        raise ValueError(f"{key} with analyses={study.chosen_analyses()}: expected ngram, for nothing is served")
+        raise ValueError(
+            f"{key} with analyses={study.chosen_analyses()}: expected ngram, for nothing is served"
+        )
     if study.store.tiers:
-        reason = "vLLM holds a drafter's last blocks back from lower tiers, which is not modelled here"
-        raise ValueError(f"{key} with store.tiers={list(study.store.tiers)}: expected none, for {reason}")
+        reason = (
+            "vLLM holds a drafter's last blocks back from lower tiers, which is not modelled here"
+        )
+        raise ValueError(
+            f"{key} with store.tiers={list(study.store.tiers)}: expected none, for {reason}"
+        )
     for name in study.chosen():
         arm = study.arms[name]
         ruled = arm.match == "block_hash" and POLICIES.takes(arm.policy_name, "rules")
         if arm.keep and not (ruled or POLICIES.takes(arm.policy_name, "drafter")):
             expected = "expected a pool of blocks, match=block_hash or keep=false"
-            raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: {expected}, for {_PAIRS}")
+            raise ValueError(
+                f"{key} with arms.{name}.policy={arm.policy_name}: {expected}, for {_PAIRS}"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -583,16 +684,21 @@ def _check_kv(study: Study) -> None:
 
 
 def check_passages(study: Study) -> None:
-    """Raise ValueError for `passages` of an arm on several replicas, on tiers or on a real server."""
+    """Raise ValueError for `passages` of an arm on several replicas, on tiers or on a real
+    server."""
     for name in study.chosen():
         passages = study.arms[name].passages
         if passages.are_default:
             continue
         chosen = f"arms.{name}.passages.order={passages.order}, view={passages.view}"
         if study.backend == "server":
-            raise ValueError(f"{chosen} with backend=server: expected given and all, or backend=sim")
+            raise ValueError(
+                f"{chosen} with backend=server: expected given and all, or backend=sim"
+            )
         if study.replicas.count > 1:
-            raise ValueError(f"{chosen} with replicas.count={study.replicas.count}: expected given and all")
+            raise ValueError(
+                f"{chosen} with replicas.count={study.replicas.count}: expected given and all"
+            )
         if study.store.tiers:
             raise ValueError(f"{chosen} with store.tiers: expected given and all")
 
@@ -603,18 +709,24 @@ def check_passages(study: Study) -> None:
 
 
 def settle_packaged(study: Study) -> None:
-    """Raise ValueError for an unknown packaged model, and set its tokenizer if the study names none."""
+    """Raise ValueError for an unknown packaged model, and set its tokenizer if the study names
+    none."""
     engine, workload = study.engine, study.workload
     if engine.weights != "package":
         return
     key = "model" if engine.name is None else "engine.name"
     model = packaged(engine.name or study.model.name, f"engine.weights=package with {key}")
-    if isinstance(workload, OfText) and workload.tokenizer is None and SOURCES.takes(workload.reader, "tokenizer"):
+    if (
+        isinstance(workload, OfText)
+        and workload.tokenizer is None
+        and SOURCES.takes(workload.reader, "tokenizer")
+    ):
         workload.tokenizer = model.name
 
 
 def lacks_package(study: Study) -> bool:
-    """Return whether the study reads a packaged model that is neither installed nor unpacked here."""
+    """Return whether the study reads a packaged model that is neither installed nor unpacked
+    here."""
     return any(not (is_ready(model) or model.is_installed) for model in _packaged(study))
 
 
@@ -630,17 +742,24 @@ def _packaged(study: Study) -> list[PackagedModel]:
 
 
 def check_replay(study: Study) -> None:
-    """Raise ValueError for an address without backend=server, and for settings that a server cannot follow."""
+    """Raise ValueError for an address without backend=server, and for settings that a server cannot
+    follow."""
     if study.backend != SERVER:
         if study.server.base_url is not None:
-            raise ValueError(f"base_url={study.server.base_url} with backend={study.backend}: expected backend=server")
+            raise ValueError(
+                f"base_url={study.server.base_url} with backend={study.backend}: expected backend=server"
+            )
         return
     if study.server.base_url is None and study.server.engine == NO_ENGINE:
-        raise ValueError("base_url is not set with backend=server: expected the address of a server, http://HOST:PORT")
+        raise ValueError(
+            "base_url is not set with backend=server: expected the address of a server, http://HOST:PORT"
+        )
     if study.server.base_url is not None:
         check_address("base_url", study.server.base_url)
     if len(study.chosen()) != 1:
-        raise ValueError(f"only={study.runs.only} with backend=server: expected one arm, for the server is one")
+        raise ValueError(
+            f"only={study.runs.only} with backend=server: expected one arm, for the server is one"
+        )
     if study.executor.workers not in (None, 1):
         raise ValueError(f"workers={study.executor.workers} with backend=server: expected 1")
     if study.executor.kind != "local":
@@ -648,13 +767,16 @@ def check_replay(study: Study) -> None:
 
 
 def check_priced(study: Study) -> None:
-    """Raise ValueError for recoveries and formats without a backend or without a cost in the timing model."""
+    """Raise ValueError for recoveries and formats without a backend or without a cost in the timing
+    model."""
     for name in study.chosen():
         for key, usual in (("recovery", "recompute"), ("state_format", "native")):
             value = getattr(study.arms[name], key)
             setting = f"arms.{name}.{key}={value}"
             if value != usual and study.backend != "sim":
-                raise ValueError(f"{setting} with backend={study.backend}: expected {usual}, or backend=sim")
+                raise ValueError(
+                    f"{setting} with backend={study.backend}: expected {usual}, or backend=sim"
+                )
             if value != usual and study.timing.kind != "roofline":
                 raise ValueError(
                     f"{setting} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs"

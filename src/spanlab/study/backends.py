@@ -1,4 +1,5 @@
-"""Backends that run one job; policy, scheduler and record types are the same for simulator and engine."""
+"""Backends that run one job; policy, scheduler and record types are the same for simulator and
+engine."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 def _infrequent_gc() -> Iterator[None]:
     """Collect garbage every 200,000 allocations instead of 700, and only among objects of the run.
 
-    A simulation allocates trees, which stay alive; older objects, such as the requests, stay alive longer.
+    A simulation allocates trees, which stay alive; older objects, such as the requests, stay alive
+    longer.
     """
     usual = gc.get_threshold()
     gc.set_threshold(200_000, *usual[1:])
@@ -102,7 +104,8 @@ class Simulator(Backend):
 
 
 class RealEngine(Backend):
-    """Backend `engine`: step durations are measured on the device; arrivals follow the clock `engine.clock`."""
+    """Backend `engine`: step durations are measured on the device; arrivals follow the clock
+    `engine.clock`."""
 
     interleaved = True
 
@@ -127,7 +130,8 @@ class RealEngine(Backend):
         return FixedStep(self._study.model, self._study.engine, self.model)
 
     def run(self, job: Job, write: Callable[[Record], None]) -> Running:
-        """Run one job from an empty cache; before it, append a reading of the machine to `job.readings`."""
+        """Run one job from an empty cache; before it, append a reading of the machine to
+        `job.readings`."""
         release_memory()  # the pools of the previous run are in a reference cycle
         if job.readings is not None:
             self.record_reading(job.readings)
@@ -138,7 +142,8 @@ class RealEngine(Backend):
         record_reading(path, self._fixed.measure)
 
     def warm_up(self, requests: Ordered[Request]) -> None:
-        """Serve a few requests with every arm of the study from an empty cache, without records or logs."""
+        """Serve a few requests with every arm of the study from an empty cache, without records or
+        logs."""
         study, selected = self._study, warm_requests(requests)
         longest = max(request.num_tokens for request in requests)
         of_run = selected, study.batch, 0, None, 0, longest, 0, Path(os.devnull)
@@ -159,7 +164,11 @@ class RealEngine(Backend):
         if job.logits is not None:
             scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
         recording = Recording(self._study.engine.record, scorer)
-        callbacks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
+        callbacks = {
+            "on_logits": recording.note,
+            "on_finished": recording.finished,
+            "at_once": scorer is not None,
+        }
         engine = (
             PlainForward(self._plain)
             if job.plain
@@ -168,7 +177,9 @@ class RealEngine(Backend):
         if job.touched:
             assert not isinstance(engine, PlainForward), "calibrations run arms alone"
             _touch_memory(
-                engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
+                engine,
+                sum(request.num_tokens for request in requests) // self._study.model.grid
+                + 2 * len(requests),
             )
 
         def ran(step: ScheduledStep, now: int, result: StepResult) -> None:
@@ -189,12 +200,14 @@ class RealEngine(Backend):
 
     @staticmethod
     def _with_teacher_outputs(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
-        """Return the requests with the outputs of the teacher's run; the engine generates these tokens."""
+        """Return the requests with the outputs of the teacher's run; the engine generates these
+        tokens."""
         if teacher is None:
             return requests
         outputs = read_outputs(teacher).tokens
         return [
-            replace(request, output=outputs[request.id], output_len=len(outputs[request.id])) for request in requests
+            replace(request, output=outputs[request.id], output_len=len(outputs[request.id]))
+            for request in requests
         ]
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
@@ -209,7 +222,8 @@ class RealEngine(Backend):
 
 
 def _touch_memory(engine: Engine, states: int) -> None:
-    """Write to the memory of all KV and of `states` states, as in a store that has been full once."""
+    """Write to the memory of all KV and of `states` states, as in a store that has been full
+    once."""
     for layer in range(engine.pool.shape.layers):
         engine.pool.keys(layer).zero_()
         engine.pool.values(layer).zero_()
@@ -218,7 +232,11 @@ def _touch_memory(engine: Engine, states: int) -> None:
         pool.free([pool.allocate() for _ in range(states)])
 
 
-BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}
+BACKENDS: dict[str, type[Backend]] = {
+    "sim": Simulator,
+    "engine": RealEngine,
+    "server": RemoteServer,
+}
 
 
 def _spec(job: Job, requests: Ordered[Request]) -> RunSpec:

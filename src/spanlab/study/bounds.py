@@ -1,4 +1,5 @@
-"""Upper bounds on each arm's reuse: an infinite cache, and the offline bound with the arm's memory."""
+"""Upper bounds on each arm's reuse: an infinite cache, and the offline bound with the arm's
+memory."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Storage:
     `last_token`  the last prompt token may be reused too
     `map_bytes`   bytes of a span's map, where reuse reads a map instead of a state
     `state_bytes` bytes of a stored state; None: size of the model's state
-    `bounded`     False: these rules do not bound the reuse (a policy from a plugin, or reordered passages)
+    `bounded`     False: these rules do not bound the reuse (a policy from a plugin, or reordered
+                  passages)
     `view`        passages of a prompt that are served
     """
 
@@ -90,10 +92,15 @@ class Storage:
         """Return the part of the store's budget that this policy can use."""
         if not self.pooled:
             return store_budget
-        return Budget(total_bytes=min(store_budget.total_bytes, store_budget.kv_bytes + store_budget.state_bytes))
+        return Budget(
+            total_bytes=min(
+                store_budget.total_bytes, store_budget.kv_bytes + store_budget.state_bytes
+            )
+        )
 
     def least_state(self, state_bytes: int) -> int:
-        """Least bytes that any reuse needs in addition to its KV, where a model state has `state_bytes`."""
+        """Least bytes that any reuse needs in addition to its KV, where a model state has
+        `state_bytes`."""
         stored = state_bytes if self.state_bytes is None else self.state_bytes
         return stored if self.map_bytes is None else min(stored, self.map_bytes)
 
@@ -101,7 +108,9 @@ class Storage:
 @singledispatch
 def storage_of(policy: Any) -> Storage:
     """Return the storage of a policy; for an unknown kind, the rules of an infinite cache apply."""
-    return Storage("plugin", lambda: prefix_rules(True, True), reserved=False, last_token=True, bounded=False)
+    return Storage(
+        "plugin", lambda: prefix_rules(True, True), reserved=False, last_token=True, bounded=False
+    )
 
 
 @storage_of.register
@@ -117,13 +126,17 @@ def _(policy: TreePolicy) -> Storage:
     name = layout, type(policy.index).__name__, unit, rules.last_token, maps, outputs
     storage_rules = StorageRules(policy.layout, policy.index.key, unit, rules.last_token, outputs)
     stored = policy.store.state_bytes
-    return Storage(name, lambda: storage_rules, last_token=rules.last_token, map_bytes=maps, state_bytes=stored)
+    return Storage(
+        name, lambda: storage_rules, last_token=rules.last_token, map_bytes=maps, state_bytes=stored
+    )
 
 
 @storage_of.register
 def _(policy: BlockPolicy) -> Storage:
     storage_rules = StorageRules(whole, salted_parent, policy.blocks.size, outputs=True)
-    return Storage(("blocks", storage_rules.unit), lambda: storage_rules, reserved=False, pooled=True)
+    return Storage(
+        ("blocks", storage_rules.unit), lambda: storage_rules, reserved=False, pooled=True
+    )
 
 
 T = TypeVar("T")
@@ -131,7 +144,8 @@ UNBOUNDED = ("offline_tokens", "offline_methods", "regret_points", "least_ttft_s
 
 
 class BoundCrossedError(ValueError):
-    """A run exceeds a proven bound: the bound or the simulation is wrong, and the study reports no result."""
+    """A run exceeds a proven bound: the bound or the simulation is wrong, and the study reports no
+    result."""
 
 
 def check_not_crossed(arm: str, records: Columns, bound: int) -> None:
@@ -139,23 +153,30 @@ def check_not_crossed(arm: str, records: Columns, bound: int) -> None:
     reused = int(records["reused_tokens"][records["counted"].astype(bool)].sum())
     if reused > bound:
         seed = int(records["seed"][0])
-        raise BoundCrossedError(f"arms.{arm} with seed {seed} reused {reused:,} tokens: expected at most {bound:,}")
+        raise BoundCrossedError(
+            f"arms.{arm} with seed {seed} reused {reused:,} tokens: expected at most {bound:,}"
+        )
 
 
 def _in_seconds(arm: str, total: dict[str, Any], counted: Columns) -> dict[str, Any]:
-    """Lower bound of the mean TTFT, and the regret; `total["least_ttft_ns"]`, if present, is a sum over requests."""
+    """Lower bound of the mean TTFT, and the regret; `total["least_ttft_ns"]`, if present, is a sum
+    over requests."""
     least = total.pop("least_ttft_ns", None)
     if least is None:
         return {"least_ttft_s": None, "ttft_regret_s": None}
     requests, ns = len(counted["seed"]), whole_ns(counted)
     if ns < least:
-        raise BoundCrossedError(f"arms.{arm} has TTFTs of {ns:,} ns in all: expected at least {least:,}")
+        raise BoundCrossedError(
+            f"arms.{arm} has TTFTs of {ns:,} ns in all: expected at least {least:,}"
+        )
     return {"least_ttft_s": least * NS / requests, "ttft_regret_s": (ns - least) * NS / requests}
 
 
 def whole_ns(records: Columns) -> int:
     """Return the sum of TTFTs in nanoseconds; a clock of whole nanoseconds wrote the times."""
-    first, arrived = (np.rint(records[name] / NS).astype(np.int64) for name in ("first_token_s", "arrived_s"))
+    first, arrived = (
+        np.rint(records[name] / NS).astype(np.int64) for name in ("first_token_s", "arrived_s")
+    )
     return int(ttft(arrived, first).sum())
 
 
@@ -170,14 +191,17 @@ class StudyBounds:
     _cache: dict[Hashable, Any] = field(default_factory=dict)
 
     def of_arm(self, arm: str, columns: Columns) -> dict[str, Any]:
-        """Bounds and regrets of one arm; `columns` has all records of its runs, including the warm-up.
+        """Bounds and regrets of one arm; `columns` has all records of its runs, including the
+        warm-up.
 
-        `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused tokens of a cache without limit
+        `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused tokens of a cache without
+                                                                  limit
         `offline_tokens`  upper bound for every cache with the arm's unit and memory
         `offline_methods`  methods that computed the bound, over all runs (`spanlab.offline.bound`)
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
         These three are None for a policy from a plugin, and for passages in the order of the cache.
-        `least_ttft_s`    lower bound of the mean TTFT of such a cache, without queueing (`spanlab.offline.bound`)
+        `least_ttft_s`    lower bound of the mean TTFT of such a cache, without queueing
+                          (`spanlab.offline.bound`)
         `ttft_regret_s`   mean TTFT of the counted requests - `least_ttft_s`
         Both are None where reuse is not limited to prefixes, or prefill times are unknown.
         """
@@ -190,7 +214,11 @@ class StudyBounds:
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
         regret = 100.0 * (total["offline_tokens"] - reused) / prompt
-        return total | {"offline_methods": methods, "regret_points": regret} | _in_seconds(arm, total, counted)
+        return (
+            total
+            | {"offline_methods": methods, "regret_points": regret}
+            | _in_seconds(arm, total, counted)
+        )
 
     def _of_run(self, arm: str, records: Columns) -> dict[str, Any]:
         storage = self._storage(arm)
@@ -203,19 +231,32 @@ class StudyBounds:
         check_not_crossed(arm, records, bound.tokens)
         result: dict[str, Any] = {"offline_tokens": bound.tokens, "offline_methods": {bound.method}}
         if self._least is not None and self._finds_prefixes(arm):
-            prefill = Prefill(self._lengths[order.prompts], order.counted, self._least.computing, self._least.step_ns)
+            prefill = Prefill(
+                self._lengths[order.prompts],
+                order.counted,
+                self._least.computing,
+                self._least.step_ns,
+            )
             least = self._cached(("ttft", *key), lambda: least_ttft(reuses, memory, prefill))
-            result |= {"least_ttft_ns": least.value, "offline_methods": {bound.method, least.method}}
+            result |= {
+                "least_ttft_ns": least.value,
+                "offline_methods": {bound.method, least.method},
+            }
         return self._infinite(storage, order) | result
 
     def _finds_prefixes(self, arm: str) -> bool:
         """Whether an arm reuses only prefixes, and computes at least the last prompt token."""
         strategy = self.runtime.jobs.study.arms[arm]
-        return strategy.spans is None and strategy.passages.are_default and strategy.last_token == "recompute"
+        return (
+            strategy.spans is None
+            and strategy.passages.are_default
+            and strategy.last_token == "recompute"
+        )
 
     @cached_property
     def _least(self) -> LeastPrefill | None:
-        """Least prefill times under the study's timing model; None where times are measured or it has no such bound."""
+        """Least prefill times under the study's timing model; None where times are measured or it
+        has no such bound."""
         if self.runtime.backend.interleaved:
             return None
         study = self.runtime.jobs.study
@@ -234,10 +275,14 @@ class StudyBounds:
         """Reused tokens of an infinite cache: as prefixes, and at any position."""
         options = storage.last_token, storage.rules().outputs
         prefix = Storage(("prefix", options), lambda: prefix_rules(*options), view=storage.view)
-        anywhere = Storage(("any position", options), lambda: any_position_rules(*options), view=storage.view)
+        anywhere = Storage(
+            ("any position", options), lambda: any_position_rules(*options), view=storage.view
+        )
         tokens = self._reuses(prefix, order).infinite_tokens
         most = tokens
-        if self._has_independent:  # else the ordered text is all of a prompt, and only prefixes are shared
+        if (
+            self._has_independent
+        ):  # else the ordered text is all of a prompt, and only prefixes are shared
             most = max(tokens, self._reuses(anywhere, order).infinite_tokens)
         return {"infinite_prefix_tokens": tokens, "infinite_any_position_tokens": most}
 
@@ -250,7 +295,9 @@ class StudyBounds:
         passages = study.arms[arm].passages
 
         def make() -> Storage:
-            storage = replace(storage_of(build_policy(study, study.arms[arm], 0, 1)), view=passages.view)
+            storage = replace(
+                storage_of(build_policy(study, study.arms[arm], 0, 1)), view=passages.view
+            )
             return storage if passages.order == "given" else replace(storage, bounded=False)
 
         return self._cached(("storage", arm), make)
@@ -259,7 +306,9 @@ class StudyBounds:
         """First admissions of one run, ordered by time, then by arrival."""
         prompts = self._prompts(int(records["seed"][0]))
         arrival = np.array([prompts[number].arrival for number in records["request_id"].tolist()])
-        prompt_numbers = np.array([prompts[number].prompt for number in records["request_id"].tolist()])
+        prompt_numbers = np.array(
+            [prompts[number].prompt for number in records["request_id"].tolist()]
+        )
         rows = np.lexsort((arrival, records["admitted_s"]))
         run = {name: values[rows] for name, values in records.items()}
         preempted, counted = run["preemptions"] > 0, run["counted"].astype(bool)
@@ -270,9 +319,16 @@ class StudyBounds:
         """Map each request id to its prompt's index in the workload and its index by arrival."""
 
         def make() -> dict[int, _PromptRef]:
-            numbers = {id(request.spans): index for index, request in enumerate(self.runtime.jobs.requests)}
-            arrived = self.runtime.jobs.arrivals(RunCell(seed, self.runtime.jobs.study.arrivals.rate_rps))
-            return {request.id: _PromptRef(numbers[id(request.spans)], index) for index, request in enumerate(arrived)}
+            numbers = {
+                id(request.spans): index for index, request in enumerate(self.runtime.jobs.requests)
+            }
+            arrived = self.runtime.jobs.arrivals(
+                RunCell(seed, self.runtime.jobs.study.arrivals.rate_rps)
+            )
+            return {
+                request.id: _PromptRef(numbers[id(request.spans)], index)
+                for index, request in enumerate(arrived)
+            }
 
         return self._cached(("prompts", seed), make)
 
@@ -282,7 +338,9 @@ class StudyBounds:
 
     def _forest(self, storage: Storage) -> Forest:
         key = (storage.name, storage.view, "forest")
-        return self._cached(key, lambda: build_forest(in_view(self._served, storage.view), storage.rules()))
+        return self._cached(
+            key, lambda: build_forest(in_view(self._served, storage.view), storage.rules())
+        )
 
     def _memory(self, arm: str, storage: Storage) -> CacheMemory:
         """Memory of the device and of the tiers that the arm uses, over all replicas."""
@@ -290,12 +348,16 @@ class StudyBounds:
         model, budget = study.model, storage.budget(study.store.budget)
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
         lower = tier_bytes(study, study.arms[arm])
-        total, state = (min(device + lower, UNLIMITED) for device in (budget.total_bytes, budget.state_bytes))
+        total, state = (
+            min(device + lower, UNLIMITED) for device in (budget.total_bytes, budget.state_bytes)
+        )
         memory = replace(budget, total_bytes=total, state_bytes=state).times(
             study.replicas.count
         )  # one shared cache is at least as good as separate ones
         token_bytes = held_token_bytes(study.model, study.batch)
-        if POLICIES.takes(study.arms[arm].policy_name, "in_flight"):  # frees what layers of windows no longer read
+        if POLICIES.takes(
+            study.arms[arm].policy_name, "in_flight"
+        ):  # frees what layers of windows no longer read
             token_bytes -= model.kv_bytes_per_token - model.full_bytes_per_token
         return CacheMemory(memory, token_bytes, states)
 
@@ -324,19 +386,24 @@ def _fingerprint(order: ServiceOrder) -> Hashable:
 
 
 class ClairvoyantBeatenError(ValueError):
-    """An arm reused more than an optimal clairvoyant: the simulation is wrong, and the study reports no result."""
+    """An arm reused more than an optimal clairvoyant: the simulation is wrong, and the study
+    reports no result."""
 
 
 def served_alone(columns: Columns) -> bool:
-    """Whether each request is admitted only after all earlier requests of its seed have finished."""
+    """Whether each request is admitted only after all earlier requests of its seed have
+    finished."""
     rows = np.lexsort((columns["admitted_s"], columns["seed"]))
-    seed, admitted, finished = (columns[name][rows] for name in ("seed", "admitted_s", "finished_s"))
+    seed, admitted, finished = (
+        columns[name][rows] for name in ("seed", "admitted_s", "finished_s")
+    )
     same = seed[1:] == seed[:-1]
     return bool((admitted[1:] >= finished[:-1])[same].all())
 
 
 def describe_beaten(study: Study, arms: Sequence[ArmData]) -> list[str]:
-    """Caveats for clairvoyants that an online arm beats; ClairvoyantBeatenError where the clairvoyant is optimal."""
+    """Caveats for clairvoyants that an online arm beats; ClairvoyantBeatenError where the
+    clairvoyant is optimal."""
     sentences = []
     for clairvoyant in arms:
         rivals = [arm for arm in arms if _is_rival(study, arm.name, clairvoyant.name)]
@@ -358,13 +425,18 @@ def describe_beaten(study: Study, arms: Sequence[ArmData]) -> list[str]:
 def is_optimal(study: Study, clairvoyant: ArmData) -> bool:
     """Whether a clairvoyant provably reuses the most tokens of all arms with the same matching.
 
-    Belady's rule is optimal where entries of equal size are evicted one by one (blocks of KV only), and where the other
-    memory does not depend on the arm (one request at a time).
+    Belady's rule is optimal where entries of equal size are evicted one by one (blocks of KV only),
+    and where the other memory does not depend on the arm (one request at a time).
     """
     arm = study.arms[clairvoyant.name]
     blocks = arm.policy_name == "tree" and arm.match == "block_hash" and study.store.entries is None
     kv_alone = arm.spans is None and not study.model.is_hybrid and not study.store.tiers
-    return arm.eviction == "belady" and blocks and kv_alone and bool(clairvoyant.summary["bounds"]["served_alone"])
+    return (
+        arm.eviction == "belady"
+        and blocks
+        and kv_alone
+        and bool(clairvoyant.summary["bounds"]["served_alone"])
+    )
 
 
 def _is_rival(study: Study, arm_name: str, clairvoyant_name: str) -> bool:
@@ -422,17 +494,24 @@ def raise_limit(fail_on: str | None, summary: dict[str, Any]) -> None:
     limit, name = parse_limit(fail_on), summary["baseline"]
     numbers = summary["presets"].get(name)
     if numbers is None:
-        raise LimitError(f"fail_on={fail_on}: the log has only lengths; expected a log that shows what prompts share")
+        raise LimitError(
+            f"fail_on={fail_on}: the log has only lengths; expected a log that shows what prompts share"
+        )
     if limit.holds(numbers):
-        raise LimitError(f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}")
+        raise LimitError(
+            f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}"
+        )
 
 
 def raise_unequal(fail_on: list[str], summary: dict[str, Any]) -> None:
-    """Raise where a running server and ours differ in what must be equal; call it after all files are written."""
+    """Raise where a running server and ours differ in what must be equal; call it after all files
+    are written."""
     broken = [name for name in summary.get("rendezvous", {}).get("broken", ()) if name in fail_on]
     if broken:
         limit = f"analyses.rendezvous.fail_on={fail_on}"
-        raise LimitError(f"{limit}: not equal: {', '.join(broken)}; the table above has the first difference")
+        raise LimitError(
+            f"{limit}: not equal: {', '.join(broken)}; the table above has the first difference"
+        )
 
 
 class BarMissedError(ValueError):
@@ -471,19 +550,32 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     # read the records and runs of the study's cells; files of a resumed run may have more cells
     columns, runs = read_records(files.records), files.finished()
     study_cells = set(run_cells(study, arm))
-    selected = np.repeat([RunCell.of(run) in study_cells for run in runs], [run["requests"] for run in runs])
+    selected = np.repeat(
+        [RunCell.of(run) in study_cells for run in runs], [run["requests"] for run in runs]
+    )
     columns = select(columns, selected)
     runs = [run for run in runs if RunCell.of(run) in study_cells]
-    records = select(columns, at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.runs.seeds))
+    records = select(
+        columns,
+        at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.runs.seeds),
+    )
     counted = select(records, records["counted"].astype(bool))
-    base_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.runs.seeds]
+    base_runs = [
+        run
+        for run in runs
+        if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.runs.seeds
+    ]
     strategy = study.arms[arm]
     load = load_of(records, base_runs, study.arrivals.clients)
     summary = summarise(family(strategy), counted, base_runs, study.runs.count_hit_as, load)
-    summary["bytes"]["copied_mean"] = copied_mean_bytes(records, base_runs, study.model.kv_bytes_per_token)
+    summary["bytes"]["copied_mean"] = copied_mean_bytes(
+        records, base_runs, study.model.kv_bytes_per_token
+    )
     summary["bounds"] = bounds.of_arm(arm, records)
     summary["bounds"]["served_alone"] = served_alone(records)
-    summary["finds"] = PREFIXES if strategy.spans is None and strategy.passages.order == "given" else ANYWHERE
+    summary["finds"] = (
+        PREFIXES if strategy.spans is None and strategy.passages.order == "given" else ANYWHERE
+    )
     # the tokens that a cache without limit reuses at the positions where the arm looks
     hit_last = strategy.last_token == "reuse"
     if summary["finds"] == PREFIXES:
@@ -491,7 +583,9 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     else:
         infinite_cache = int(summary["bounds"]["infinite_any_position_tokens"])
     return ArmResult(
-        data=ArmData(arm, summary["family"], {name: counted[name] for name in REPORTED}, base_runs, summary),
+        data=ArmData(
+            arm, summary["family"], {name: counted[name] for name in REPORTED}, base_runs, summary
+        ),
         load=_load_points(study, arm, columns, runs),
         bound=infinite_cache,
         ttft_sums=ttft_sums(counted),
@@ -503,7 +597,9 @@ def family(strategy: Strategy) -> str:
     return strategy.family or strategy.placement.kind
 
 
-def _load_points(study: Study, arm: str, columns: Columns, runs: list[dict[str, Any]]) -> list[LoadPoint]:
+def _load_points(
+    study: Study, arm: str, columns: Columns, runs: list[dict[str, Any]]
+) -> list[LoadPoint]:
     if arm not in study.runs.load.arms:
         return []
     points = []

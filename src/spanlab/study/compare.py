@@ -57,7 +57,14 @@ from spanlab.study.numbers import Columns, at_rate, read_records, select
 # Finished runs, read from their folders for `compare`.
 # ------------------------------------------------------------------------------
 
-_NEEDED = ("commit", "machine", "caveats", "failed", "model", "workload.detail")  # of a summary, for a comparison
+_NEEDED = (
+    "commit",
+    "machine",
+    "caveats",
+    "failed",
+    "model",
+    "workload.detail",
+)  # of a summary, for a comparison
 _NEEDED_OF_ARM = ("token_hit_rate", "ttft_s.mean", "stationarity.verdict", "seeds")
 
 
@@ -75,7 +82,9 @@ class FinishedRun:
         path = self.folder / SUMMARY
         arms, rows = summary.get("arms", {}), summary.get("serving", [])
         if not isinstance(arms, dict) or not isinstance(rows, list):
-            raise ValueError(f"{path}: arms or serving: expected the folder of a run that this version finished")
+            raise ValueError(
+                f"{path}: arms or serving: expected the folder of a run that this version finished"
+            )
         for name in arms:
             check_keys(path, arms[name], _NEEDED_OF_ARM)
         for row in rows:
@@ -102,12 +111,15 @@ class FinishedRun:
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}: expected records of this version: {error}") from error
         rows = at_rate(columns, self.settings["arrivals"]["rate_rps"])
-        seeds = self.summary["arms"][arm]["seeds"] if "arms" in self.summary else self.summary["seeds"]
+        seeds = (
+            self.summary["arms"][arm]["seeds"] if "arms" in self.summary else self.summary["seeds"]
+        )
         return select(columns, rows & np.isin(columns["seed"], seeds))
 
     @cached_property
     def serving(self) -> dict[str, dict[str, Any]]:
-        """Serving metrics of each arm at the study's load; empty where the study did not compute them."""
+        """Serving metrics of each arm at the study's load; empty where the study did not compute
+        them."""
         rate = self.settings["arrivals"]["rate_rps"]
         rows = self.summary.get("serving", ())
         return {row["arm"]: row["metrics"] for row in rows if row["rate_rps"] == rate}
@@ -118,7 +130,8 @@ class FinishedRun:
 
 
 def finished_runs(paths: Sequence[str]) -> list[FinishedRun]:
-    """Return the runs in these folders; a run's name is the folder's name, or its path where names are equal."""
+    """Return the runs in these folders; a run's name is the folder's name, or its path where names
+    are equal."""
     folders = [Path(text) for text in paths]
     counts = Counter(folder.resolve().name for folder in folders)
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -127,9 +140,13 @@ def finished_runs(paths: Sequence[str]) -> list[FinishedRun]:
     for folder in folders:
         if not (folder / "summary.json").is_file():
             raise ValueError(f"runs={folder}: expected the folder of a finished run")
-        run = FinishedRun(folder, str(folder) if counts[folder.resolve().name] > 1 else folder.resolve().name)
+        run = FinishedRun(
+            folder, str(folder) if counts[folder.resolve().name] > 1 else folder.resolve().name
+        )
         if "arms" not in run.summary and not run.serving:
-            raise ValueError(f"runs={folder}: expected a study; compare the points of a sweep one by one")
+            raise ValueError(
+                f"runs={folder}: expected a study; compare the points of a sweep one by one"
+            )
         runs.append(run)
     return runs
 
@@ -172,13 +189,16 @@ class Pairs:
 def paired(first: PairedColumns, other: PairedColumns) -> Pairs:
     """Return the paired requests of the seeds that both runs have.
 
-    Raise UnpairedError where no seed is common, or where requests or arrival times of a common seed differ.
+    Raise UnpairedError where no seed is common, or where requests or arrival times of a common seed
+    differ.
     """
     seeds = np.intersect1d(first["seed"], other["seed"])
     if not seeds.size:
         raise UnpairedError("no common seed")
     a, b = (_sorted(columns, seeds) for columns in (first, other))
-    if not np.array_equal(a["request_id"], b["request_id"]) or not np.array_equal(a["seed"], b["seed"]):
+    if not np.array_equal(a["request_id"], b["request_id"]) or not np.array_equal(
+        a["seed"], b["seed"]
+    ):
         raise UnpairedError("requests differ")
     if any(not np.array_equal(a[name], b[name]) for name in _SAME_REQUEST):
         raise UnpairedError("requests differ")
@@ -203,14 +223,15 @@ def _select(columns: PairedColumns, rows: NDArray[Any]) -> PairedColumns:
 # Differences between two runs of an arm over paired requests, with intervals and verdicts.
 # ------------------------------------------------------------------------------
 
-#: same: every pair is equal; differs: the interval excludes zero difference; not shown: it includes it; no interval:
-#: one seed and one group give none.
+#: same: every pair is equal; differs: the interval excludes zero difference; not shown: it includes
+#: it; no interval: one seed and one group give none.
 Verdict = Literal["same", "differs", "not shown", "no interval"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The second run compared with the first: a difference of shares or a ratio of means, with its 95 % interval."""
+    """The second run compared with the first: a difference of shares or a ratio of means, with its
+    95 % interval."""
 
     verdict: Verdict
     interval: Interval
@@ -254,7 +275,8 @@ def _hit_rate(columns: PairedColumns) -> float:
 
 
 def token_hit_rate(pairs: Pairs) -> Difference:
-    """Return the token hit rate of the other run − that of the first, as a share of prompt tokens."""
+    """Return the token hit rate of the other run − that of the first, as a share of prompt
+    tokens."""
     clusters = pairs.clusters()
     gained = clusters.sums(pairs.other["reused_tokens"] - pairs.first["reused_tokens"])
     interval = ratio(gained, clusters.sums(pairs.first["prompt_tokens"]))
@@ -307,7 +329,8 @@ _NOTES = (
 class ArmRow:
     """One arm of a run, compared with the first run.
 
-    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one: over paired requests, else over all
+    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one: over paired
+                  requests, else over all
     differences   paired differences; None where requests cannot be paired
     reason        why requests cannot be paired
     """
@@ -320,7 +343,9 @@ class ArmRow:
     reason: str = ""
 
 
-def arms_table(title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()) -> Table:
+def arms_table(
+    title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()
+) -> Table:
     """Return the differences by arm; `several` adds a column that names the run."""
     fields = (*_names(several), *_fields())
     return tabulate("arms", title, fields, rows, (*_NOTES, *notes))
@@ -368,7 +393,9 @@ def _fields() -> tuple[Field, ...]:
     return (
         Field("token_hit_rate_first", "hit rate,\nfirst", percent, "hits.0", 2),
         Field("token_hit_rate_run", "hit rate,\nrun", percent, "hits.1", 2),
-        *_difference("token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points),
+        *_difference(
+            "token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points
+        ),
         Field("ttft_mean_first_s", "TTFT,\nfirst", seconds, "ttft_s.0", 3),
         Field("ttft_mean_run_s", "TTFT,\nrun", seconds, "ttft_s.1", 3),
         *_difference("ttft_ratio", "TTFT,\nratio", "ttft", ratio_text),
@@ -380,7 +407,10 @@ def _fields() -> tuple[Field, ...]:
 
 def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:
     """Settings that differ, one column per run."""
-    columns = (Column("setting", "setting", left=True), *(Column(name, name, left=True) for name in names))
+    columns = (
+        Column("setting", "setting", left=True),
+        *(Column(name, name, left=True) for name in names),
+    )
     rows = tuple((word(key), *map(word, values)) for key, values in settings.items())
     notes = () if rows else ("no setting differs",)
     return Table("settings_that_differ", "Settings that differ", columns, rows, notes)
@@ -397,7 +427,8 @@ class ServingDifference:
     """One metric of one arm.
 
     values  the metric in the first run and in this one
-    errors  median and p95 of the relative differences of single requests; None where requests cannot be paired
+    errors  median and p95 of the relative differences of single requests; None where requests
+            cannot be paired
     """
 
     arm: str
@@ -414,7 +445,12 @@ def serving_differences(title: str, rows: Sequence[ServingDifference], several: 
         Field("metric", "metric", word, left=True),
         Field("first", "first", number_format(",.4g"), "values.0"),
         Field("run_value", "run", number_format(",.4g"), "values.1"),
-        Field("ratio", "ratio", table.ratio, lambda row: row.values[1] / row.values[0] if row.values[0] else None),
+        Field(
+            "ratio",
+            "ratio",
+            table.ratio,
+            lambda row: row.values[1] / row.values[0] if row.values[0] else None,
+        ),
         Field("error_p50", "error of\nrequests, p50", percent, "errors.0", 1),
         Field("error_p95", "error of\nrequests, p95", percent, "errors.1", 1),
     )
@@ -428,10 +464,15 @@ def serving_differences(title: str, rows: Sequence[ServingDifference], several: 
 
 
 def compare_serving(runs: Sequence[FinishedRun]) -> Table:
-    """Table of every metric that the first run and another run share, by arm, with errors of single requests."""
+    """Table of every metric that the first run and another run share, by arm, with errors of single
+    requests."""
     first, *others = runs
     rows = [
-        row for other in others for arm in first.serving if arm in other.serving for row in _rows(first, other, arm)
+        row
+        for other in others
+        for arm in first.serving
+        if arm in other.serving
+        for row in _rows(first, other, arm)
     ]
     if not rows:
         raise ValueError(f"runs={[run.name for run in runs]}: expected an arm that two runs share")
@@ -449,7 +490,8 @@ def _rows(first: FinishedRun, other: FinishedRun, arm: str) -> Iterator[ServingD
 
 
 def _errors(first: FinishedRun, other: FinishedRun, arm: str) -> dict[str, tuple[float, float]]:
-    """Median and p95 over requests of |other − first| ÷ first, by metric; empty where requests cannot be paired."""
+    """Median and p95 over requests of |other − first| ÷ first, by metric; empty where requests
+    cannot be paired."""
     try:
         pairs = paired(first.records(arm), other.records(arm))
     except UnpairedError:
@@ -474,7 +516,8 @@ FOLDER = "compare"
 
 @dataclass
 class Compare:
-    """Compare finished runs: the differences of each arm with intervals, and the settings that differ.
+    """Compare finished runs: the differences of each arm with intervals, and the settings that
+    differ.
 
     `runs`    folders of finished studies; the others are compared with the first
     `output`  output folder of the comparison
@@ -501,45 +544,72 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
         tables = compare(runs)
         summary = {
             "compared": [
-                {"name": other.name, "folder": str(other.folder), "commit": other.summary["commit"]} for other in runs
+                {"name": other.name, "folder": str(other.folder), "commit": other.summary["commit"]}
+                for other in runs
             ],
             **run_facts(time.perf_counter() - started),
         }
         write_results(summary, tables, folder.work)
-        caveats = dict.fromkeys(f"{run.name}: {text}" for run in runs for text in run.summary["caveats"])
+        caveats = dict.fromkeys(
+            f"{run.name}: {text}" for run in runs for text in run.summary["caveats"]
+        )
         failed = [f"{run.name}: {text}" for run in runs for text in run.summary["failed"].values()]
-        about = [f"{run.name}: {run.summary['workload']['detail']}, {run.summary['model']}" for run in runs]
+        about = [
+            f"{run.name}: {run.summary['workload']['detail']}, {run.summary['model']}"
+            for run in runs
+        ]
         config = (folder.work / CONFIG).read_text()
-        page = Page(tables[0].title, tables, about, tuple(caveats), failed, config=config, facts=facts_of(summary))
+        page = Page(
+            tables[0].title,
+            tables,
+            about,
+            tuple(caveats),
+            failed,
+            config=config,
+            facts=facts_of(summary),
+        )
         write_page(page, folder.work)
         publish(folder, tables)
     return folder.path
 
 
 def compare(runs: Sequence[FinishedRun]) -> tuple[Table, ...]:
-    """Tables of arms, serving metrics and settings of each run next to the first, where all runs have them."""
+    """Tables of arms, serving metrics and settings of each run next to the first, where all runs
+    have them."""
     names = [run.name for run in runs]
     tables = [_arms(runs)] if all("arms" in run.summary for run in runs) else []
     tables += [compare_serving(runs)] if all(run.serving for run in runs) else []
     if not tables:
-        raise ValueError(f"runs={names}: expected an analysis that all of them have, summary or serving")
+        raise ValueError(
+            f"runs={names}: expected an analysis that all of them have, summary or serving"
+        )
     return *tables, settings_table(names, differing([run.settings for run in runs]))
 
 
 def _arms(runs: Sequence[FinishedRun]) -> Table:
     first, *others = runs
     rows = [
-        _row(first, other, arm) for other in others for arm in first.summary["arms"] if arm in other.summary["arms"]
+        _row(first, other, arm)
+        for other in others
+        for arm in first.summary["arms"]
+        if arm in other.summary["arms"]
     ]
     if not rows:
         raise ValueError(f"runs={[run.name for run in runs]}: expected an arm that two runs share")
     title = f"{' and '.join(other.name for other in others)} beside {first.name}"
     arms = [set(run.summary["arms"]) for run in runs]
-    unshared = {run.name: sorted(run_arms - set.intersection(*arms)) for run, run_arms in zip(runs, arms, strict=True)}
+    unshared = {
+        run.name: sorted(run_arms - set.intersection(*arms))
+        for run, run_arms in zip(runs, arms, strict=True)
+    }
     # paired requests may have too few seeds or groups for an interval
-    sizes = dict.fromkeys((row.differences.seeds, row.differences.groups) for row in rows if row.differences)
+    sizes = dict.fromkeys(
+        (row.differences.seeds, row.differences.groups) for row in rows if row.differences
+    )
     notes = [note for size in sizes if (note := describe_few(*size))]
-    notes += [f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names]
+    notes += [
+        f"not in every run, {name}: {', '.join(names)}" for name, names in unshared.items() if names
+    ]
     return arms_table(title, rows, several=len(others) > 1, notes=notes)
 
 

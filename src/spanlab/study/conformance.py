@@ -1,4 +1,5 @@
-"""Conformance of a model on our engine, or of a running server: one verdict per property of reuse."""
+"""Conformance of a model on our engine, or of a running server: one verdict per property of
+reuse."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from spanlab.provenance import PACKAGES_OF, run_facts
 from spanlab.registry import REQUIRED, Registry, entry, one_of, positive
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.composition import composed
-from spanlab.settings.server import NO_ENGINE, OutputSettings, ServerSettings, StoreSettings, check_address
+from spanlab.settings.server import (
+    NO_ENGINE,
+    OutputSettings,
+    ServerSettings,
+    StoreSettings,
+    check_address,
+)
 from spanlab.settings.study import Study
 from spanlab.study.conformance_live import LIVE, check_server
 from spanlab.study.folder import RunFolder, entry_folder, publish, write_results
@@ -58,7 +65,14 @@ if TYPE_CHECKING:  # the settings are read where torch is not installed
 PROPERTIES: Registry[Measurement] = Registry("properties", given=("subject",))
 
 _ORDER = (
-    *("greedy_generation", "prefix_reuse", "chunked_prefill", "preemption", "tenant_isolation", "copy_on_write"),
+    *(
+        "greedy_generation",
+        "prefix_reuse",
+        "chunked_prefill",
+        "preemption",
+        "tenant_isolation",
+        "copy_on_write",
+    ),
     *("span_reuse", "state_depth", "map_composition"),
 )
 _UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperature": 0.0}
@@ -95,7 +109,9 @@ class Conformance:
         for key in ("documents", "output_tokens"):
             positive(key, getattr(self, key))
         if self.prompts < 2:
-            raise ValueError(f"prompts={self.prompts}: expected 2 or more, for later prompts reuse earlier ones")
+            raise ValueError(
+                f"prompts={self.prompts}: expected 2 or more, for later prompts reuse earlier ones"
+            )
         if self.document_tokens < 2:
             raise ValueError(f"document_tokens={self.document_tokens}: expected 2 or more")
         for name in self.properties:
@@ -103,20 +119,29 @@ class Conformance:
         for key, only in _UNREAD.items():
             if (value := getattr(self.engine, key)) != only:
                 expected = "null" if only is None else only
-                raise ValueError(f"engine.{key}={value}: expected {expected}, for this entry chooses its own")
+                raise ValueError(
+                    f"engine.{key}={value}: expected {expected}, for this entry chooses its own"
+                )
         self.output.refuse_resuming()
         dtype_of(self.model)
         if not self.is_live:
-            for key, value, usual in (("live", self.live, LiveSettings()), ("server", self.server, ServerSettings())):
+            for key, value, usual in (
+                ("live", self.live, LiveSettings()),
+                ("server", self.server, ServerSettings()),
+            ):
                 if value != usual:
-                    raise ValueError(f"{key} is set without base_url: expected the address of a server, or no such key")
+                    raise ValueError(
+                        f"{key} is set without base_url: expected the address of a server, or no such key"
+                    )
             return
         if self.server.engine == NO_ENGINE:
             check_address("base_url", str(self.server.base_url))
         else:
             one_of("server.engine", self.server.engine, SERVERS)
         if self.server.prompts != "tokens":
-            raise ValueError(f"server.prompts={self.server.prompts} with -cn conformance: expected tokens")
+            raise ValueError(
+                f"server.prompts={self.server.prompts} with -cn conformance: expected tokens"
+            )
         self.live.check(self.server, self.output_tokens)
 
     @property
@@ -133,7 +158,8 @@ class Conformance:
 
     @property
     def chosen(self) -> list[str]:
-        """Names of the properties to check: from whole prompts to spans and states, then those of plugins."""
+        """Names of the properties to check: from whole prompts to spans and states, then those of
+        plugins."""
         ordered = dict.fromkeys(LIVE if self.is_live else (*_ORDER, *PROPERTIES))
         return [name for name in ordered if not self.properties or name in self.properties]
 
@@ -149,7 +175,8 @@ TOGETHER = BatchRules(max_num_batched_tokens=8192, max_num_seqs=64)
 
 @dataclass
 class Served:
-    """An engine with its outputs: logits by request and token, and the sequences of all requests."""
+    """An engine with its outputs: logits by request and token, and the sequences of all
+    requests."""
 
     engine: Engine
     policy: TreePolicy
@@ -172,7 +199,8 @@ class Served:
         self.engine.close()
 
     def note(self, sequence: Admitted, row: Tensor) -> None:
-        """Store the logits of a token; after a preemption, logits of the new pass replace the old ones."""
+        """Store the logits of a token; after a preemption, logits of the new pass replace the old
+        ones."""
         self.logits.setdefault(sequence.request.id, [])[sequence.generated :] = [row.cpu()]
 
     def logits_of(self, request: Request) -> Tensor:
@@ -224,7 +252,10 @@ class Subject:
     def document(self, name: int) -> Span:
         """Independent span of random tokens; documents differ in length."""
         longest = self.settings.document_tokens
-        return Span(self.random_span(1000 + name, max(2, longest - 5 * name % longest)).tokens, independent=True)
+        return Span(
+            self.random_span(1000 + name, max(2, longest - 5 * name % longest)).tokens,
+            independent=True,
+        )
 
     def questions(self, head: int = 7) -> list[Request]:
         """Prompts of the same documents, each in another order and with a different question."""
@@ -232,7 +263,10 @@ class Subject:
         opening = (self.random_span(0, head),) if head else ()
         return [
             self.request(
-                number, *opening, *np.roll(np.array(documents, object), number), self.random_span(1 + number, 9)
+                number,
+                *opening,
+                *np.roll(np.array(documents, object), number),
+                self.random_span(1 + number, 9),
             )
             for number in range(self.settings.prompts)
         ]
@@ -242,9 +276,14 @@ class Subject:
         return Request(number, 0, spans, self.output, cache_salt=salt)
 
     def start(
-        self, strategy: Strategy, requests: Sequence[Request], rules: BatchRules = ONE_BY_ONE, tokens: int | None = None
+        self,
+        strategy: Strategy,
+        requests: Sequence[Request],
+        rules: BatchRules = ONE_BY_ONE,
+        tokens: int | None = None,
     ) -> Served:
-        """Build an engine with an empty store for the requests; `tokens` limits the KV of running and stored tokens."""
+        """Build an engine with an empty store for the requests; `tokens` limits the KV of running
+        and stored tokens."""
         spec = self.settings.model
         gib = None if tokens is None else (tokens * spec.kv_bytes_per_token + 1) / GIB
         config = EngineParts(spec, self.settings.engine, rules, StoreSettings(kv_gib=gib))
@@ -255,35 +294,56 @@ class Subject:
         def note(sequence: Admitted, row: Tensor) -> None:
             served.note(sequence, row)
 
-        served = Served(build_engine(config, strategy, self.model, policy, requests, on_logits=note), policy, rules)
+        served = Served(
+            build_engine(config, strategy, self.model, policy, requests, on_logits=note),
+            policy,
+            rules,
+        )
         return served
 
-    def serve(self, strategy: Strategy, requests: Sequence[Request], rules: BatchRules = ONE_BY_ONE) -> Served:
+    def serve(
+        self, strategy: Strategy, requests: Sequence[Request], rules: BatchRules = ONE_BY_ONE
+    ) -> Served:
         """Serve requests from an empty store."""
         served = self.start(strategy, requests, rules)
         served.serve(requests)
         return served
 
-    def max_difference(self, served: Served, requests: Sequence[Request], *, blocks: bool = False) -> float:
-        """Largest relative difference of the requests' logits to the dense forward of the same tokens."""
+    def max_difference(
+        self, served: Served, requests: Sequence[Request], *, blocks: bool = False
+    ) -> float:
+        """Largest relative difference of the requests' logits to the dense forward of the same
+        tokens."""
         from spanlab.engine.oracle import distance
 
         return max(
-            distance(served.logits_of(request), self.dense(request, served.output(request), blocks=blocks))
+            distance(
+                served.logits_of(request),
+                self.dense(request, served.output(request), blocks=blocks),
+            )
             for request in requests
         )
 
     def dense(self, request: Request, output: Sequence[int], *, blocks: bool = False) -> Tensor:
-        """Logits [output, V] of a dense forward of prompt and output: causal, or block-masked where `blocks`."""
+        """Logits [output, V] of a dense forward of prompt and output: causal, or block-masked where
+        `blocks`."""
         import torch
 
         from spanlab.engine.oracle import block_mask, causal_mask, dense_logits
 
-        ids = torch.from_numpy(np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64))
+        ids = torch.from_numpy(
+            np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64)
+        )
         device = self.model.device
-        mask = block_mask(_segments(request, len(ids)), device=device) if blocks else causal_mask(len(ids), device)
+        mask = (
+            block_mask(_segments(request, len(ids)), device=device)
+            if blocks
+            else causal_mask(len(ids), device)
+        )
         positions = torch.arange(len(ids), device=device)
-        return dense_logits(self.reference_model, ids.to(device), mask, positions)[request.num_tokens - 1 :].cpu()
+        return dense_logits(self.reference_model, ids.to(device), mask, positions)[
+            request.num_tokens - 1 :
+        ].cpu()
 
 
 def _segments(request: Request, length: int) -> list[Segment]:
@@ -292,7 +352,10 @@ def _segments(request: Request, length: int) -> list[Segment]:
 
     ends = np.cumsum([len(span.tokens) for span in request.spans]).tolist()
     starts, ends = [0, *ends[:-1]], [*ends[:-1], length]
-    return [Segment(start, end, span.independent) for start, end, span in zip(starts, ends, request.spans, strict=True)]
+    return [
+        Segment(start, end, span.independent)
+        for start, end, span in zip(starts, ends, request.spans, strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------------
@@ -325,14 +388,25 @@ def greedy_generation(subject: Subject) -> Measurement:
     for request in requests:
         ours, theirs = served.output(request), _generated(subject, request)
         difference_at = next(
-            (index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None
+            (
+                index
+                for index, pair in enumerate(zip(ours, theirs, strict=False))
+                if pair[0] != pair[1]
+            ),
+            None,
         )
         equal, compared = equal + (difference_at is None), compared + len(theirs)
         if difference_at is not None:
             row = served.logits_of(request)[difference_at]
-            gaps.append(float((row.max() - row[theirs[difference_at]]) / row.square().mean().sqrt()))
+            gaps.append(
+                float((row.max() - row[theirs[difference_at]]) / row.square().mean().sqrt())
+            )
     description = f"{equal} of {len(requests)} answers equal, {compared:,} tokens"
-    return Measurement(max(gaps), subject.limit, f"gap of logits ÷ their RMS at the first other token; {description}")
+    return Measurement(
+        max(gaps),
+        subject.limit,
+        f"gap of logits ÷ their RMS at the first other token; {description}",
+    )
 
 
 @PROPERTIES.register("prefix_reuse")
@@ -355,11 +429,16 @@ def prefix_reuse(subject: Subject) -> Measurement:
 
 @PROPERTIES.register("chunked_prefill")
 def chunked_prefill(subject: Subject) -> Measurement:
-    """Logits of a prompt in small chunks, batched with other decodes, equal those of a full forward."""
+    """Logits of a prompt in small chunks, batched with other decodes, equal those of a full
+    forward."""
     requests = subject.questions()
-    served = subject.serve(no_reuse(), requests, BatchRules(max_num_batched_tokens=CHUNK, max_num_seqs=len(requests)))
+    served = subject.serve(
+        no_reuse(), requests, BatchRules(max_num_batched_tokens=CHUNK, max_num_seqs=len(requests))
+    )
     return Measurement(
-        subject.max_difference(served, requests), subject.limit, f"{OF_LOGITS}; chunks of {CHUNK} tokens"
+        subject.max_difference(served, requests),
+        subject.limit,
+        f"{OF_LOGITS}; chunks of {CHUNK} tokens",
     )
 
 
@@ -380,7 +459,11 @@ def _generated(subject: Subject, request: Request) -> list[int]:
     import torch
 
     ids = torch.from_numpy(request.tokens).long()[None].to(subject.model.device)
-    options = {"do_sample": False, "max_new_tokens": subject.output, "attention_mask": torch.ones_like(ids)}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": subject.output,
+        "attention_mask": torch.ones_like(ids),
+    }
     with torch.no_grad():
         generated: Tensor = subject.reference_model.generate(ids, **options)  # type: ignore[operator]
     tokens: list[int] = generated[0, ids.shape[1] :].tolist()
@@ -411,12 +494,15 @@ def state_depth(subject: Subject) -> Measurement:
     reused = [served.reused(request) for request in requests[1:]]
     exact = reused == [depth * grid for depth in range(1, DEPTHS + 1)]
     value = subject.max_difference(served, requests) if exact else None
-    return Measurement(value, subject.limit, f"{OF_LOGITS}; resumed at {', '.join(map(str, reused))}")
+    return Measurement(
+        value, subject.limit, f"{OF_LOGITS}; resumed at {', '.join(map(str, reused))}"
+    )
 
 
 @PROPERTIES.register("map_composition")
 def map_composition(subject: Subject) -> Measurement:
-    """A span's map gives the same state as its rows in every recurrent layer; stored maps give equal answers."""
+    """A span's map gives the same state as its rows in every recurrent layer; stored maps give
+    equal answers."""
     from spanlab.engine.oracle import distance, map_errors
 
     if not subject.settings.model.is_hybrid:
@@ -425,11 +511,16 @@ def map_composition(subject: Subject) -> Measurement:
     errors = max(map_errors(subject.model))
     if errors > subject.limit:  # the engine would raise
         return Measurement(errors, subject.limit, description)
-    strategy = Strategy(placement=PlacementSettings(kind="boundary"), spans=SpanSettings(maps=MapRules()))
+    strategy = Strategy(
+        placement=PlacementSettings(kind="boundary"), spans=SpanSettings(maps=MapRules())
+    )
     requests = subject.questions()
     warm = subject.serve(strategy, requests)
     cold = [subject.serve(strategy, [request]).logits_of(request) for request in requests]
-    answers = [distance(warm.logits_of(request), answer) for request, answer in zip(requests, cold, strict=True)]
+    answers = [
+        distance(warm.logits_of(request), answer)
+        for request, answer in zip(requests, cold, strict=True)
+    ]
     reused = all(warm.reused(request) for request in requests[1:])
     return Measurement(max(errors, *answers) if reused else None, subject.limit, description)
 
@@ -441,11 +532,15 @@ def map_composition(subject: Subject) -> Measurement:
 FOLDER, SUPPORTED = "conformance", "supported_layers"
 
 
-@entry("conformance", Conformance, environment=lambda settings: None if settings.is_live else "engine")
+@entry(
+    "conformance", Conformance, environment=lambda settings: None if settings.is_live else "engine"
+)
 def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
-    """Check all properties, write a run folder and print the table; return whether no property failed.
+    """Check all properties, write a run folder and print the table; return whether no property
+    failed.
 
-    After Ctrl-C, or where a server ends, the finished properties are written before the error is raised.
+    After Ctrl-C, or where a server ends, the finished properties are written before the error is
+    raised.
     """
     started, measured, facts = time.perf_counter(), Measurements(), dict[str, object]()
     with entry_folder(settings, FOLDER, run, root) as folder:
@@ -454,20 +549,29 @@ def run_conformance(settings: Conformance, run: str, root: Path) -> bool:
         except (KeyboardInterrupt, ServerGoneError) as stop:
             if measured:
                 for name in settings.chosen:
-                    measured.setdefault(name, Measurement(None, None, "the run ended before", without=UNTESTED))
+                    measured.setdefault(
+                        name, Measurement(None, None, "the run ended before", without=UNTESTED)
+                    )
                 facts["interrupted"] = str(stop) or "Ctrl-C"
                 untested = [name for name in settings.chosen if measured[name].without == UNTESTED]
                 _finish(settings, measured, facts, folder, started)
                 if isinstance(stop, KeyboardInterrupt):
                     stop.args = ("interrupted; what was finished is kept",)
-                goes_on = f"the same command with properties=[{','.join(untested)}] tests the others"
-                stop.add_note(f"{folder.path} has the finished properties" + (f": {goes_on}" if untested else ""))
+                goes_on = (
+                    f"the same command with properties=[{','.join(untested)}] tests the others"
+                )
+                stop.add_note(
+                    f"{folder.path} has the finished properties"
+                    + (f": {goes_on}" if untested else "")
+                )
             raise
         _finish(settings, measured, facts, folder, started)
     return all(measurement.verdict != FAILED for measurement in measured.values())
 
 
-def _test(settings: Conformance, folder: Path, measured: Measurements, facts: dict[str, object]) -> None:
+def _test(
+    settings: Conformance, folder: Path, measured: Measurements, facts: dict[str, object]
+) -> None:
     """Add the measurements as they finish, and facts of the subject for the summary."""
     if settings.is_live:
         sizes = settings.prompts, settings.output_tokens, settings.model.vocab_size
@@ -487,7 +591,9 @@ def _test(settings: Conformance, folder: Path, measured: Measurements, facts: di
     except ValueError as error:
         measured[SUPPORTED] = Measurement(None, None, str(error), without=REFUSED)
         return
-    measured[SUPPORTED] = Measurement(0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}")
+    measured[SUPPORTED] = Measurement(
+        0.0, 0.0, f"layers that spans cannot be reused in, of {len(layers)}"
+    )
     measure(Subject(load_model(settings.engine, settings.model), settings), measured)
 
 
@@ -495,7 +601,8 @@ def _test(settings: Conformance, folder: Path, measured: Measurements, facts: di
 def _served(
     settings: Conformance, folder: Path, facts: dict[str, object]
 ) -> Iterator[tuple[ServerSettings, LiveSettings]]:
-    """Yield the settings of the server at base_url, or of one that is started and ended with the block."""
+    """Yield the settings of the server at base_url, or of one that is started and ended with the
+    block."""
     server, live = settings.server, settings.live
     if server.engine == NO_ENGINE:
         yield server, live
@@ -510,23 +617,38 @@ def _served(
         facts["started"] = {"engine": server.engine, "version": kind.version}
         reset_path = server.reset_path or kind.reset_path
         server = replace(
-            server, engine=NO_ENGINE, port=None, arguments=[], base_url=started.base_url, reset_path=reset_path
+            server,
+            engine=NO_ENGINE,
+            port=None,
+            arguments=[],
+            base_url=started.base_url,
+            reset_path=reset_path,
         )
-        yield server, replace(live, chunk_tokens=live.chunk_tokens or study.batch.max_num_batched_tokens)
+        yield (
+            server,
+            replace(live, chunk_tokens=live.chunk_tokens or study.batch.max_num_batched_tokens),
+        )
 
 
 def _finish(
-    settings: Conformance, measured: Measurements, facts: dict[str, object], folder: RunFolder, started: float
+    settings: Conformance,
+    measured: Measurements,
+    facts: dict[str, object],
+    folder: RunFolder,
+    started: float,
 ) -> None:
     table = verdict_table(settings.subject, measured)
     packages = PACKAGES_OF["server" if settings.is_live else "engine"]
-    results = {"properties": verdict_rows(measured)} | run_facts(time.perf_counter() - started, packages)
+    results = {"properties": verdict_rows(measured)} | run_facts(
+        time.perf_counter() - started, packages
+    )
     write_results(facts | results, [table], folder.work)
     publish(folder, [table])
 
 
 def measure(subject: Subject, measured: Measurements | None = None) -> Measurements:
-    """Measure each chosen property of a loaded model, and add it to those that were measured before."""
+    """Measure each chosen property of a loaded model, and add it to those that were measured
+    before."""
     measured = Measurements() if measured is None else measured
     for name in subject.settings.chosen:
         measured[name] = PROPERTIES[name](subject=subject)
@@ -546,17 +668,25 @@ FORMS = {
 
 @PROPERTIES.register("span_reuse")
 def span_reuse(subject: Subject) -> Measurement:
-    """In every form of rotation, stored or not, logits equal those of a dense forward with a block-diagonal mask."""
+    """In every form of rotation, stored or not, logits equal those of a dense forward with a
+    block-diagonal mask."""
     if subject.settings.model.is_hybrid:
         return not_applicable("spans of hybrids are composed, see map_composition")
     requests, worst, reused = subject.questions(), 0.0, []
     for form in FORMS.values():
-        alone, packed = (subject.serve(Strategy(spans=form), requests, rules) for rules in (ONE_BY_ONE, TOGETHER))
-        worst = max(worst, *(subject.max_difference(served, requests, blocks=True) for served in (alone, packed)))
+        alone, packed = (
+            subject.serve(Strategy(spans=form), requests, rules) for rules in (ONE_BY_ONE, TOGETHER)
+        )
+        worst = max(
+            worst,
+            *(subject.max_difference(served, requests, blocks=True) for served in (alone, packed)),
+        )
         reused += [alone.reused(request) for request in requests[1:]]
     value = worst if all(reused) else None
     return Measurement(
-        value, subject.limit, f"relative difference of logits to a block-masked forward; {', '.join(FORMS)}"
+        value,
+        subject.limit,
+        f"relative difference of logits to a block-masked forward; {', '.join(FORMS)}",
     )
 
 
@@ -571,7 +701,9 @@ BLOCK = 16  # tokens; a repair then writes to a part of a page
 def tenant_isolation(subject: Subject) -> Measurement:
     """A prompt reuses entries of its tenant, and no entry of another tenant."""
     spans = (subject.random_span(0, 2 * subject.settings.model.grid + 9), subject.random_span(1, 5))
-    requests = [subject.request(number, *spans, salt=salt) for number, salt in enumerate(("a", "a", "b"))]
+    requests = [
+        subject.request(number, *spans, salt=salt) for number, salt in enumerate(("a", "a", "b"))
+    ]
     served = subject.serve(prefixes(subject), requests)
     own_tokens, other_tokens = (served.reused(request) for request in requests[1:])
     return Measurement(

@@ -1,4 +1,5 @@
-"""The entry `conformance_cases`: decisions of any simulator beside those that a real server made, case by case."""
+"""The entry `conformance_cases`: decisions of any simulator beside those that a real server made,
+case by case."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ _LONGEST = 2**28  # bytes of an answer
 
 @dataclass
 class ConformanceCases:
-    """Count the cases in which a simulator decides as a real server did; docs/cases.md has the contract.
+    """Count the cases in which a simulator decides as a real server did; docs/cases.md has the
+    contract.
 
     `driver`   command that reads a case per line, and writes its decisions per line
     `release`  server whose decisions are expected, such as vllm_0_32
@@ -49,7 +51,8 @@ class ConformanceCases:
     `kinds`    kinds of cases to ask; []: all
     `names`    cases to ask; []: all
     `limit_s`  seconds for the answer to a case
-    `fail_on`  claims that end the run with exit code 1 where one is not equal: reused, preemptions, steps
+    `fail_on`  claims that end the run with exit code 1 where one is not equal: reused, preemptions,
+               steps
     `output`   where the run is written
     """
 
@@ -89,7 +92,8 @@ class ConformanceCases:
 class Decisions:
     """What a scheduler decided about the requests of a case; None: it claims nothing.
 
-    `reused`       prompt tokens that each request reused at its first admission; None for one that was never admitted
+    `reused`       prompt tokens that each request reused at its first admission; None for one that
+                   was never admitted
     `preemptions`  number of all preemptions
     `steps`        computed tokens of each step by request; a step without a request is empty
     """
@@ -127,7 +131,10 @@ class StoredCase:
     @property
     def question(self) -> bytes:
         """The line that a driver gets."""
-        return orjson.dumps({key: value for key, value in vars(self).items() if key != "expected"}) + b"\n"
+        return (
+            orjson.dumps({key: value for key, value in vars(self).items() if key != "expected"})
+            + b"\n"
+        )
 
     @property
     def tokens(self) -> int:
@@ -145,13 +152,17 @@ def read_stored(path: Path) -> Iterator[StoredCase]:
                 except ValueError as error:
                     raise ValueError(f"{path}:{number}: {error}") from error
     except OSError as error:
-        raise ValueError(f"cases={path}: expected a readable file of cases ({error.strerror or error})") from error
+        raise ValueError(
+            f"cases={path}: expected a readable file of cases ({error.strerror or error})"
+        ) from error
 
 
 def chosen(settings: ConformanceCases) -> list[StoredCase]:
     """Return the cases that the driver gets; ValueError where a kind or a name is unknown."""
     if settings.cases is None and not settings.path.is_file():
-        known = ", ".join(sorted(path.name.removesuffix(_ENDING) for path in CASES.glob(f"*{_ENDING}")))
+        known = ", ".join(
+            sorted(path.name.removesuffix(_ENDING) for path in CASES.glob(f"*{_ENDING}"))
+        )
         raise ValueError(f"release={settings.release}: expected one of {known}, or cases=FILE")
     every = list(read_stored(settings.path))
     for kind in settings.kinds:
@@ -162,7 +173,8 @@ def chosen(settings: ConformanceCases) -> list[StoredCase]:
     return [
         case
         for case in every
-        if (not settings.kinds or case.kind in settings.kinds) and (not settings.names or case.name in settings.names)
+        if (not settings.kinds or case.kind in settings.kinds)
+        and (not settings.names or case.name in settings.names)
     ]
 
 
@@ -172,7 +184,8 @@ def chosen(settings: ConformanceCases) -> list[StoredCase]:
 
 
 class DriverError(ValueError):
-    """The driver ended, was silent, or wrote something else than an answer; what it answered before is reported."""
+    """The driver ended, was silent, or wrote something else than an answer; what it answered before
+    is reported."""
 
 
 @asynccontextmanager
@@ -180,9 +193,13 @@ async def _started(command: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a driver, and end it at the end."""
     pipe = asyncio.subprocess.PIPE
     try:
-        driver = await asyncio.create_subprocess_exec(*shlex.split(command), stdin=pipe, stdout=pipe, limit=_LONGEST)
+        driver = await asyncio.create_subprocess_exec(
+            *shlex.split(command), stdin=pipe, stdout=pipe, limit=_LONGEST
+        )
     except OSError as error:
-        raise ValueError(f"driver={command}: expected a command that starts ({error.strerror or error})") from error
+        raise ValueError(
+            f"driver={command}: expected a command that starts ({error.strerror or error})"
+        ) from error
     try:
         yield driver
     finally:
@@ -205,16 +222,24 @@ async def _ask(driver: asyncio.subprocess.Process, case: StoredCase, limit_s: fl
         except TimeoutError as error:
             raise DriverError(f"{case.name}: no answer for limit_s={limit_s:g} seconds") from error
     if not line:
-        raise DriverError(f"{case.name}: the driver ended with exit code {await driver.wait()}; expected an answer")
+        raise DriverError(
+            f"{case.name}: the driver ended with exit code {await driver.wait()}; expected an answer"
+        )
     try:
         answer = from_json(line, Answer, unknown="ignore")
     except ValueError as error:
-        raise DriverError(f"{case.name}: the driver wrote {shown(line.decode(errors='replace'))}: {error}") from error
+        raise DriverError(
+            f"{case.name}: the driver wrote {shown(line.decode(errors='replace'))}: {error}"
+        ) from error
     if answer.name != case.name:
-        raise DriverError(f"{case.name}: the driver answered name={shown(answer.name)}; expected one line per case")
+        raise DriverError(
+            f"{case.name}: the driver answered name={shown(answer.name)}; expected one line per case"
+        )
     if answer.reused is not None and len(answer.reused) != len(case.requests):
         lengths = f"reused of {len(answer.reused)} requests"
-        raise DriverError(f"{case.name}: the driver answered {lengths}; expected {len(case.requests)}")
+        raise DriverError(
+            f"{case.name}: the driver answered {lengths}; expected {len(case.requests)}"
+        )
     return answer
 
 
@@ -267,8 +292,13 @@ def _difference(name: str, given: Any, expected: Any) -> str:
         return f"{given}, expected {expected}"
     what = "request" if name == "reused" else "step"
     pairs = zip(given, expected, strict=False)
-    first = next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(given), len(expected)))
-    left, right = (shown(lines[first]) if first < len(lines) else "none" for lines in (given, expected))
+    first = next(
+        (at for at, (left, right) in enumerate(pairs) if left != right),
+        min(len(given), len(expected)),
+    )
+    left, right = (
+        shown(lines[first]) if first < len(lines) else "none" for lines in (given, expected)
+    )
     return f"{what} {first}: {left}, expected {right}"
 
 
@@ -280,16 +310,30 @@ def _equal_of_claimed(name: str, row: tuple[str, KindCounts]) -> str:
 _COLUMNS = (
     Field("kind", "kind", word, lambda row: row[0], left=True),
     Field("cases", "cases", count, lambda row: row[1].cases),
-    Field("unsupported", "not\nmodelled", count, lambda row: row[1].unsupported.total() or None, empty=(None,)),
+    Field(
+        "unsupported",
+        "not\nmodelled",
+        count,
+        lambda row: row[1].unsupported.total() or None,
+        empty=(None,),
+    ),
     Field("reused", "reuse\nequal", word, partial(_equal_of_claimed, "reused"), empty=("",)),
     Field(
         "requests",
         "of\nrequests",
         word,
-        lambda row: f"{row[1].requests[1]:,} of {row[1].requests[0]:,}" if row[1].requests[0] else "",
+        lambda row: (
+            f"{row[1].requests[1]:,} of {row[1].requests[0]:,}" if row[1].requests[0] else ""
+        ),
         empty=("",),
     ),
-    Field("preemptions", "preemptions\nequal", word, partial(_equal_of_claimed, "preemptions"), empty=("",)),
+    Field(
+        "preemptions",
+        "preemptions\nequal",
+        word,
+        partial(_equal_of_claimed, "preemptions"),
+        empty=("",),
+    ),
     Field("steps", "all steps\nequal", word, partial(_equal_of_claimed, "steps"), empty=("",)),
 )
 
@@ -308,13 +352,19 @@ def total_of(kinds: dict[str, KindCounts]) -> KindCounts:
 
 
 def table_of(kinds: dict[str, KindCounts], title: str) -> Table:
-    """Return the table with a row for each kind and one for all; reasons and smallest differences are its notes."""
+    """Return the table with a row for each kind and one for all; reasons and smallest differences
+    are its notes."""
     total = total_of(kinds)
-    notes = [f"{reason}: not modelled in {number:,} cases" for reason, number in total.unsupported.most_common()]
+    notes = [
+        f"{reason}: not modelled in {number:,} cases"
+        for reason, number in total.unsupported.most_common()
+    ]
     for name in PROPERTIES:
         if name in total.smallest:
             tokens, case, difference = total.smallest[name]
-            notes.append(f"smallest difference of {name}: case {case} of {tokens:,} prompt tokens, {difference}")
+            notes.append(
+                f"smallest difference of {name}: case {case} of {tokens:,} prompt tokens, {difference}"
+            )
     rows = [*kinds.items(), ("all", total)]
     return tabulate("cases", title, _COLUMNS, rows, notes)
 
@@ -330,7 +380,8 @@ def _check(settings: ConformanceCases, root: Path) -> None:
 
 @entry("conformance_cases", ConformanceCases, check=_check)
 def run_cases(settings: ConformanceCases, run: str, root: Path) -> bool:
-    """Ask the driver for every case, and write the counts; return whether all claims of `fail_on` are equal.
+    """Ask the driver for every case, and write the counts; return whether all claims of `fail_on`
+    are equal.
 
     Raises ValueError where the driver ends or errs; the folder then has the cases before.
     """
@@ -342,8 +393,12 @@ def run_cases(settings: ConformanceCases, run: str, root: Path) -> bool:
             asyncio.run(_ask_all(settings, cases, kinds))
         except DriverError as error:
             problem = error
-        table = table_of(kinds, f"decisions equal to those of {settings.release}\n{settings.driver}")
-        results = {name: _numbers_of(counts) for name, counts in (*kinds.items(), ("all", total_of(kinds)))}
+        table = table_of(
+            kinds, f"decisions equal to those of {settings.release}\n{settings.driver}"
+        )
+        results = {
+            name: _numbers_of(counts) for name, counts in (*kinds.items(), ("all", total_of(kinds)))
+        }
         summary = {
             "study": "conformance_cases",
             "driver": settings.driver,
@@ -356,14 +411,24 @@ def run_cases(settings: ConformanceCases, run: str, root: Path) -> bool:
         write_results(summary, [table], folder.work)
         publish(folder, [table])
     if problem is not None:
-        raise DriverError(f"{problem}; {folder.path} has the {results['all']['cases']} cases before")
-    unequal = [name for name in settings.fail_on if results["all"]["equal"][name] < results["all"]["claimed"][name]]
+        raise DriverError(
+            f"{problem}; {folder.path} has the {results['all']['cases']} cases before"
+        )
+    unequal = [
+        name
+        for name in settings.fail_on
+        if results["all"]["equal"][name] < results["all"]["claimed"][name]
+    ]
     if unequal:
-        print_line(Console(stderr=True), f"fail_on={settings.fail_on}: not equal: {', '.join(unequal)}")
+        print_line(
+            Console(stderr=True), f"fail_on={settings.fail_on}: not equal: {', '.join(unequal)}"
+        )
     return not unequal
 
 
-async def _ask_all(settings: ConformanceCases, cases: Sequence[StoredCase], kinds: dict[str, KindCounts]) -> None:
+async def _ask_all(
+    settings: ConformanceCases, cases: Sequence[StoredCase], kinds: dict[str, KindCounts]
+) -> None:
     async with _started(settings.driver) as driver:
         for case in cases:
             answer = await _ask(driver, case, settings.limit_s)

@@ -1,4 +1,5 @@
-"""Conformance of a running server: its cached answers against its own uncached ones, property by property."""
+"""Conformance of a running server: its cached answers against its own uncached ones, property by
+property."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ from spanlab.study.live_server import (
     Shape,
 )
 from spanlab.study.real_server import Endpoint, FailedRequestError, Patience, only_model
-from spanlab.study.verdicts import FAILED, Choice, Measurement, Measurements, difference, logit_step, not_applicable
+from spanlab.study.verdicts import (
+    FAILED,
+    Choice,
+    Measurement,
+    Measurements,
+    difference,
+    logit_step,
+    not_applicable,
+)
 
 #: Functions of a running server that return a measurement.
 LIVE: Registry[Awaitable[Measurement]] = Registry("properties", given=("subject",))
@@ -44,26 +53,44 @@ MARGIN = 3  # limit ÷ noise: the largest of few differences is below the larges
 
 
 async def noise(subject: LiveSubject) -> Measurement:
-    """Uncached answers to one prompt differ by no more than rounding explains; sets the limit of the properties."""
-    server, largest = subject.server, {"repeated": 0.0, "in a batch": 0.0, "after a part of the answer": 0.0}
-    lengths, answers = [end + 3 for end in subject.ends] or [subject.longest // 2], list[LiveAnswer]()
+    """Uncached answers to one prompt differ by no more than rounding explains; sets the limit of
+    the properties."""
+    server, largest = (
+        subject.server,
+        {"repeated": 0.0, "in a batch": 0.0, "after a part of the answer": 0.0},
+    )
+    lengths, answers = (
+        [end + 3 for end in subject.ends] or [subject.longest // 2],
+        list[LiveAnswer](),
+    )
     for number, length in enumerate(lengths):
         prompt = server.tokens(1 + number, length)
         first = await server.uncached(prompt)
         others = [await server.uncached(prompt) for _ in range(subject.test.settings.repeats - 1)]
-        largest["repeated"] = max(largest["repeated"], *(_difference(first, other) for other in others))
+        largest["repeated"] = max(
+            largest["repeated"], *(_difference(first, other) for other in others)
+        )
         beside = await _in_batch(subject, prompt, 100 + number)
         largest["in a batch"] = max(largest["in a batch"], _difference(first, beside))
         if (tokens := first.tokens) and (middle := len(tokens) // 2):
             rest = await server.uncached(prompt + tokens[:middle], len(tokens) - middle)
             value = difference(rest.choices, first.choices[middle:]).value
-            largest["after a part of the answer"] = max(largest["after a part of the answer"], value)
+            largest["after a part of the answer"] = max(
+                largest["after a part of the answer"], value
+            )
         answers += [first, beside]
-    step, rounding = logit_step(answer.choices for answer in answers), subject.test.settings.rounding
+    step, rounding = (
+        logit_step(answer.choices for answer in answers),
+        subject.test.settings.rounding,
+    )
     noises = ", ".join(f"{value:.2g} {how}" for how, value in largest.items())
     steps = f"; logits in steps of {step:.3g}" if step else ""
     subject.limit = min(rounding, max(LEAST_LIMIT, MARGIN * max(largest.values()), 2 * step))
-    return Measurement(max(largest.values()), rounding, f"log-probabilities among uncached answers; {noises}{steps}")
+    return Measurement(
+        max(largest.values()),
+        rounding,
+        f"log-probabilities among uncached answers; {noises}{steps}",
+    )
 
 
 def _difference(answer: LiveAnswer, other: LiveAnswer) -> float:
@@ -74,9 +101,18 @@ async def _in_batch(subject: LiveSubject, prompt: Sequence[int], stream: int) ->
     """Answer a prompt without a cache while the server answers others."""
     server, count = subject.server, subject.test.settings.concurrency
     lengths = [min(subject.longest, len(prompt) + 7 * number) for number in range(1, count)]
-    others = [server.tokens(1000 * stream + number, length) for number, length in enumerate(lengths)]
+    others = [
+        server.tokens(1000 * stream + number, length) for number, length in enumerate(lengths)
+    ]
     salt = await server.fresh()
-    salts = [salt, *([salt] * len(others) if server.reference == RESET else [await server.fresh() for _ in others])]
+    salts = [
+        salt,
+        *(
+            [salt] * len(others)
+            if server.reference == RESET
+            else [await server.fresh() for _ in others]
+        ),
+    ]
     answers = await server.together([prompt, *others], salts)
     if answers[0].cached:
         raise CachedReferenceError(f"{answers[0].cached:,} tokens of a new prompt were reused")
@@ -94,7 +130,9 @@ async def salt_isolation(subject: LiveSubject) -> Measurement:
     server = subject.server
     if subject.test.settings.reference == RESET:
         return not_applicable("live.reference=reset: requests have no cache_salt")
-    prompt = server.tokens(server.run, subject.longest // 2)  # new in each run, for a cache may outlive a run
+    prompt = server.tokens(
+        server.run, subject.longest // 2
+    )  # new in each run, for a cache may outlive a run
     salts = [server.new_salt() for _ in range(3)]
     await server.answer(prompt, salts[0], 1)
     others = [(await server.answer(prompt, salt, 1)).cached for salt in (salts[1], "", salts[2])]
@@ -105,13 +143,17 @@ async def salt_isolation(subject: LiveSubject) -> Measurement:
 
 @LIVE.register("prefix_boundaries")
 async def prefix_boundaries(subject: LiveSubject) -> Measurement:
-    """Answers after a cached prefix equal uncached ones, wherever the prefix ends around a block boundary."""
+    """Answers after a cached prefix equal uncached ones, wherever the prefix ends around a block
+    boundary."""
 
     async def trial(shape: Shape) -> list[Compared]:
         server, prefix = subject.server, subject.server.tokens(2000, shape.prefix)
         prompt = prefix + server.tokens(2001, shape.suffix)
         answers = []
-        for before in (prefix + server.tokens(2002, SUFFIX), prefix):  # a prompt that forks, and one that goes on
+        for before in (
+            prefix + server.tokens(2002, SUFFIX),
+            prefix,
+        ):  # a prompt that forks, and one that goes on
             salt = await server.fresh()
             await server.answer(before, salt, 1)
             answers.append(await server.answer(prompt, salt))
@@ -138,7 +180,8 @@ async def full_hit(subject: LiveSubject) -> Measurement:
 
 @LIVE.register("turns")
 async def turns(subject: LiveSubject) -> Measurement:
-    """A prompt that goes on after the server's own answer reuses what decoding stored, and is answered as uncached."""
+    """A prompt that goes on after the server's own answer reuses what decoding stored, and is
+    answered as uncached."""
 
     async def trial(shape: Shape) -> list[Compared]:
         server, first = subject.server, subject.server.tokens(4000, shape.prefix)
@@ -153,13 +196,20 @@ async def turns(subject: LiveSubject) -> Measurement:
         return not_applicable("the server does not report the ids of its tokens")
     block, half = subject.server.block, subject.test.output // 2
     # the answer ends around a boundary, or crosses it
-    starts = {end - shift for end in subject.ends for shift in (half, subject.test.output, 1) if end - shift > 0}
+    starts = {
+        end - shift
+        for end in subject.ends
+        for shift in (half, subject.test.output, 1)
+        if end - shift > 0
+    }
     shapes = [Shape(start) for start in sorted(starts) if start + block <= subject.longest]
     measured = await subject.check(trial, shapes)
     if (
         measured.verdict == FAILED and measured.value is None
     ):  # as of hybrids; full_hit tells whether prompts are reused
-        return not_applicable("no turn reused tokens: the server stores nothing that decoding computed")
+        return not_applicable(
+            "no turn reused tokens: the server stores nothing that decoding computed"
+        )
     return measured
 
 
@@ -170,13 +220,17 @@ async def turns(subject: LiveSubject) -> Measurement:
 
 @LIVE.register("siblings")
 async def siblings(subject: LiveSubject) -> Measurement:
-    """Prompts of one prefix that are sent at once, before and after it is cached, are answered as uncached."""
+    """Prompts of one prefix that are sent at once, before and after it is cached, are answered as
+    uncached."""
 
     async def trial(shape: Shape) -> list[Compared]:
         server, count = subject.server, subject.test.settings.concurrency
         prefix, salt, compared = server.tokens(5000, shape.prefix), await server.fresh(), []
         for wave in range(2):
-            prompts = [prefix + server.tokens(5001 + wave * count + number, shape.suffix) for number in range(count)]
+            prompts = [
+                prefix + server.tokens(5001 + wave * count + number, shape.suffix)
+                for number in range(count)
+            ]
             compared.append((prompts, await server.together(prompts, salt)))
         return [
             Compared(shape, prompt, answer, (await server.uncached(prompt)).choices)
@@ -186,12 +240,15 @@ async def siblings(subject: LiveSubject) -> Measurement:
 
     block = subject.server.block
     last = (subject.longest - SUFFIX - 1) // block * block  # long, so that siblings overlap
-    return await subject.check(trial, [Shape(end + 1) for end in sorted({*subject.ends[:1], last}) if end])
+    return await subject.check(
+        trial, [Shape(end + 1) for end in sorted({*subject.ends[:1], last}) if end]
+    )
 
 
 @LIVE.register("chunked")
 async def chunked(subject: LiveSubject) -> Measurement:
-    """A long prompt whose chunks begin after a cached prefix, alone and beside others, is answered as uncached."""
+    """A long prompt whose chunks begin after a cached prefix, alone and beside others, is answered
+    as uncached."""
     chunk = subject.test.settings.chunk_tokens
     if chunk is None:
         return not_applicable("live.chunk_tokens=null: the prompt tokens of a step are unknown")
@@ -206,13 +263,21 @@ async def chunked(subject: LiveSubject) -> Measurement:
             answers.append((await server.together([prompt, *others], salt))[0])
         reference = await server.uncached(prompt)
         return [
-            Compared(shape, prompt, answer, reference.choices, answer.cached > 0 and shape.suffix > chunk)
+            Compared(
+                shape, prompt, answer, reference.choices, answer.cached > 0 and shape.suffix > chunk
+            )
             for answer in answers
         ]
 
-    shapes = [Shape(end + 1, subject.longest - end - 1) for end in subject.ends if subject.longest - end - 1 > chunk]
+    shapes = [
+        Shape(end + 1, subject.longest - end - 1)
+        for end in subject.ends
+        if subject.longest - end - 1 > chunk
+    ]
     if not shapes:
-        return not_applicable(f"live.largest_prompt={subject.longest} is no prompt of two chunks of {chunk:,} tokens")
+        return not_applicable(
+            f"live.largest_prompt={subject.longest} is no prompt of two chunks of {chunk:,} tokens"
+        )
     return await subject.check(trial, shapes, "reused tokens and had several chunks")
 
 
@@ -222,7 +287,10 @@ async def chunked(subject: LiveSubject) -> Measurement:
 # ------------------------------------------------------------------------------
 
 _PREEMPTIONS = "vllm:num_preemptions_total"
-_DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
+_DRAFTED, _ACCEPTED = (
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+)
 
 
 async def _capacity(subject: LiveSubject) -> int | None:
@@ -237,11 +305,16 @@ async def after_eviction(subject: LiveSubject) -> Measurement:
     """Prompts that other prompts evicted, in part or entirely, are answered as uncached."""
     limit, capacity = subject.test.settings.fill_tokens, await _capacity(subject)
     if capacity is not None and capacity > limit:
-        return not_applicable(f"the cache has room for {capacity:,} tokens, live.fill_tokens={limit:,} evict nothing")
+        return not_applicable(
+            f"the cache has room for {capacity:,} tokens, live.fill_tokens={limit:,} evict nothing"
+        )
 
     async def trial(shape: Shape) -> list[Compared]:
         server, salt = subject.server, await subject.server.fresh()
-        victims = [server.tokens(7000 + number, shape.prefix + number) for number in range(subject.test.prompts)]
+        victims = [
+            server.tokens(7000 + number, shape.prefix + number)
+            for number in range(subject.test.prompts)
+        ]
         before = []
         for victim in victims:
             await server.answer(victim, salt, 1)
@@ -250,13 +323,23 @@ async def after_eviction(subject: LiveSubject) -> Measurement:
         await _fill(subject, salt, room - sum(map(len, victims)) // 2)
         answers = [await server.answer(victim, salt) for victim in victims]
         return [
-            Compared(shape, victim, answer, (await server.uncached(victim)).choices, answer.cached < cached)
+            Compared(
+                shape,
+                victim,
+                answer,
+                (await server.uncached(victim)).choices,
+                answer.cached < cached,
+            )
             for victim, answer, cached in zip(victims, answers, before, strict=True)
         ]
 
-    measured = await subject.check(trial, [Shape(end + 1, 0) for end in subject.ends[-1:]], "were evicted")
+    measured = await subject.check(
+        trial, [Shape(end + 1, 0) for end in subject.ends[-1:]], "were evicted"
+    )
     if measured.value is None:
-        return not_applicable(f"no prompt was evicted by live.fill_tokens={limit:,} tokens of others")
+        return not_applicable(
+            f"no prompt was evicted by live.fill_tokens={limit:,} tokens of others"
+        )
     return measured
 
 
@@ -271,10 +354,13 @@ async def _fill(subject: LiveSubject, salt: str, tokens: int) -> None:
 
 @LIVE.register("preemption")
 async def preemption(subject: LiveSubject) -> Measurement:
-    """Requests that together need more memory than there is, so that some are preempted, are answered as uncached."""
+    """Requests that together need more memory than there is, so that some are preempted, are
+    answered as uncached."""
     settings, capacity = subject.test.settings, await _capacity(subject)
     if capacity is None or _PREEMPTIONS not in await subject.server.metrics():
-        return not_applicable("the server has no /metrics that report preemptions and the size of the cache")
+        return not_applicable(
+            "the server has no /metrics that report preemptions and the size of the cache"
+        )
     count = settings.concurrency
     # prompts fit into the cache together, their outputs do not
     prompt = min(subject.longest, capacity * 3 // (4 * count))
@@ -287,18 +373,24 @@ async def preemption(subject: LiveSubject) -> Measurement:
 
     async def trial(shape: Shape) -> list[Compared]:
         server, salt = subject.server, await subject.server.fresh()
-        prompts = [server.tokens(9000 + number, shape.prefix - number % 3) for number in range(count)]
+        prompts = [
+            server.tokens(9000 + number, shape.prefix - number % 3) for number in range(count)
+        ]
         earlier = (await server.metrics()).get(_PREEMPTIONS, 0)
         answers = await server.together(prompts, salt, output)
         times = (await server.metrics()).get(_PREEMPTIONS, 0) - earlier
         return [
-            Compared(shape, prompt, answer, (await server.uncached(prompt, output)).choices, times > 0)
+            Compared(
+                shape, prompt, answer, (await server.uncached(prompt, output)).choices, times > 0
+            )
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
 
     measured = await subject.check(trial, [Shape(prompt, 0)], "ran while requests were preempted")
     if measured.value is None:
-        return not_applicable(f"the server preempted none of {count} requests of {prompt + output:,} tokens")
+        return not_applicable(
+            f"the server preempted none of {count} requests of {prompt + output:,} tokens"
+        )
     return measured
 
 
@@ -306,8 +398,12 @@ async def preemption(subject: LiveSubject) -> Measurement:
 async def drafts(subject: LiveSubject) -> Measurement:
     """Drafted answers equal those of requests for one token each, in which nothing is drafted."""
     metrics = await subject.server.metrics()
-    if subject.test.settings.drafts is False or not (subject.test.settings.drafts or _DRAFTED in metrics):
-        return not_applicable("the server reports no drafts; live.drafts=true tests it nevertheless")
+    if subject.test.settings.drafts is False or not (
+        subject.test.settings.drafts or _DRAFTED in metrics
+    ):
+        return not_applicable(
+            "the server reports no drafts; live.drafts=true tests it nevertheless"
+        )
 
     async def trial(shape: Shape) -> list[Compared]:
         server, pattern = subject.server, subject.server.tokens(10_000, 7)
@@ -319,39 +415,53 @@ async def drafts(subject: LiveSubject) -> Measurement:
         tokens, reference = answer.tokens or [], list[Choice]()
         for index in range(len(tokens)):
             reference += (await server.uncached(prompt + tokens[:index], 1)).choices
-        return [Compared(shape, prompt, answer, reference, accepted > 0 or _ACCEPTED not in metrics)]
+        return [
+            Compared(shape, prompt, answer, reference, accepted > 0 or _ACCEPTED not in metrics)
+        ]
 
     shapes = [Shape(end + 1, 0) for end in subject.ends]
     if (await subject.server.uncached(subject.server.tokens(10_000, 8))).tokens is None:
         return not_applicable("the server does not report the ids of its tokens")
     measured = await subject.check(trial, shapes, "have accepted drafts")
-    return measured if measured.value is not None else not_applicable("the server accepted no draft")
+    return (
+        measured if measured.value is not None else not_applicable("the server accepted no draft")
+    )
 
 
 # ------------------------------------------------------------------------------
 # The test of one server: what it reports, its noise, then each property.
 # ------------------------------------------------------------------------------
 
-_UNCACHED = "the server reports no cached tokens (vLLM: --enable-prompt-tokens-details), or has no cache"
+_UNCACHED = (
+    "the server reports no cached tokens (vLLM: --enable-prompt-tokens-details), or has no cache"
+)
 _UNSEPARATED = (
-    "prompts reuse tokens under another cache_salt, so no answer is known to be uncached; expected server.reset_path"
+    "prompts reuse tokens under another cache_salt, so no answer is known to be uncached; "
+    "expected server.reset_path"
 )
 
 
 Facts = dict[str, object]
 
 
-def check_server(test: LiveTest, chosen: Sequence[str], folder: Path, measured: Measurements, facts: Facts) -> None:
-    """Add each measurement as it finishes, and facts of the server; ServerGoneError where it ends."""
+def check_server(
+    test: LiveTest, chosen: Sequence[str], folder: Path, measured: Measurements, facts: Facts
+) -> None:
+    """Add each measurement as it finishes, and facts of the server; ServerGoneError where it
+    ends."""
     asyncio.run(_test(test, chosen, folder, measured, facts))
 
 
-async def _test(test: LiveTest, chosen: Sequence[str], folder: Path, measured: Measurements, facts: Facts) -> None:
+async def _test(
+    test: LiveTest, chosen: Sequence[str], folder: Path, measured: Measurements, facts: Facts
+) -> None:
     key = api_key("server.api_key_variable", test.server.api_key_variable)
     patience = Patience(test.server.timeout_s, test.server.request_timeout_s)
     async with Endpoint(str(test.server.base_url), key, patience) as endpoint:
         model = test.server.served_model or await only_model(endpoint, str(test.server.base_url))
-        server = LiveServer(endpoint, model, test.server, test.settings, test.vocab_size, test.output)
+        server = LiveServer(
+            endpoint, model, test.server, test.settings, test.vocab_size, test.output
+        )
         subject = LiveSubject(test, server, folder)
         with _progress(server, len(chosen) + 1) as finished:
             try:
@@ -359,9 +469,15 @@ async def _test(test: LiveTest, chosen: Sequence[str], folder: Path, measured: M
             except FailedRequestError as failure:
                 sizes = f"live.largest_prompt={test.settings.largest_prompt} token ids"
                 expected = f"expected answers with log-probabilities to prompts of up to {sizes}"
-                raise ValueError(f"base_url={test.server.base_url}: {expected}: {failure}") from failure
+                raise ValueError(
+                    f"base_url={test.server.base_url}: {expected}: {failure}"
+                ) from failure
             facts["server"] = {"base_url": test.server.base_url, "model": model}
-            facts |= {"reference": server.reference, "block_size": server.block, "calls": server.calls}
+            facts |= {
+                "reference": server.reference,
+                "block_size": server.block,
+                "calls": server.calls,
+            }
             for name in (NOISE, *chosen):
                 subject.name = name
                 measured[name] = await _measure(subject, reason)
@@ -374,7 +490,9 @@ async def _measure(subject: LiveSubject, reason: str) -> Measurement:
     if reason and not (reason == _UNSEPARATED and subject.name == "salt_isolation"):
         return not_applicable(reason)
     try:
-        return await (noise(subject) if subject.name == NOISE else LIVE[subject.name](subject=subject))
+        return await (
+            noise(subject) if subject.name == NOISE else LIVE[subject.name](subject=subject)
+        )
     except CachedReferenceError as error:
         return Measurement(None, subject.limit, f"expected uncached answers, but {error}")
     except FailedRequestError as failure:
@@ -382,14 +500,17 @@ async def _measure(subject: LiveSubject, reason: str) -> Measurement:
             await subject.server.endpoint.models()
         except FailedRequestError as end:
             expected = "expected answers until the end of the test"
-            raise ServerGoneError(f"base_url={subject.test.server.base_url}: {expected}: {end}") from failure
+            raise ServerGoneError(
+                f"base_url={subject.test.server.base_url}: {expected}: {end}"
+            ) from failure
         if str(failure).startswith("HTTP 4"):
             return not_applicable(f"the server refused a request: {failure}")
         return Measurement(None, subject.limit, f"a request failed: {failure}")
 
 
 async def _probe(subject: LiveSubject) -> str:
-    """Choose how answers are made uncached, and measure the block size; return why that cannot be, or nothing."""
+    """Choose how answers are made uncached, and measure the block size; return why that cannot be,
+    or nothing."""
     server, settings = subject.server, subject.test.settings
     server.reference = RESET if settings.reference == RESET else SALT
     prompt = server.tokens(0, subject.longest - subject.test.output)
@@ -423,10 +544,18 @@ async def _repeated(server: LiveServer, prompt: Sequence[int]) -> int:
 
 @contextmanager
 def _progress(server: LiveServer, count: int) -> Iterator[Callable[[str, Measurement], None]]:
-    """Show finished properties and calls on the terminal; yields a function to call after each property."""
+    """Show finished properties and calls on the terminal; yields a function to call after each
+    property."""
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
         task = bars.add_task("probing", total=count)
 
         def finished(name: str, measured: Measurement) -> None:

@@ -1,4 +1,5 @@
-"""The entry `export`: write a workload's requests with their arrival times to a file, one line each."""
+"""The entry `export`: write a workload's requests with their arrival times to a file, one line
+each."""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ from spanlab_sim.arrivals import Arrivals
 class WriterSettings:
     """Format and path of the exported file.
 
-    `format`        mooncake: milliseconds, lengths, ids of blocks; guidellm: likewise, seconds; openai: requests; with
-                    arrivals=sessions aiperf, weka (for GuideLLM) and dynamo: sessions with their waits
+    `format`        mooncake: milliseconds, lengths, ids of blocks; guidellm: likewise, seconds;
+                    openai: requests; with arrivals=sessions aiperf, weka (for GuideLLM) and dynamo:
+                    sessions with their waits
     `path`          the file; it must not exist
     `block_size`    tokens per block; not openai; null: 512, of weka 64
     `prompts`       tokens: ids; text; messages: one message of a user; openai only; null: tokens
-    `tokenizer`     decodes prompts: tokenizer.json, its folder, a packaged model, or a hub name; openai only
+    `tokenizer`     decodes prompts: tokenizer.json, its folder, a packaged model, or a hub name;
+                    openai only
     `served_model`  name of the model in each request; openai and dynamo only; null: none
     `options`       options of a writer from a plugin, by name
     """
@@ -43,24 +46,33 @@ class WriterSettings:
 
     def __post_init__(self) -> None:
         one_of("writer.format", self.format, WRITERS)
-        WRITERS.check("writer.options", self.format, f"writer.format={self.format}", self.options, self.keys)
+        WRITERS.check(
+            "writer.options", self.format, f"writer.format={self.format}", self.options, self.keys
+        )
 
     @property
     def keys(self) -> dict[str, Any]:
         """Options that are keys of this schema."""
-        return {key: value for key, value in vars(self).items() if key not in ("format", "path", "options")}
+        return {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("format", "path", "options")
+        }
 
 
 @dataclass
 class Export:
-    """Write a workload with its arrival times for other tools; docs/replay.md describes the formats.
+    """Write a workload with its arrival times for other tools; docs/replay.md describes the
+    formats.
 
     `workload`    the requests
     `arrivals`    the arrival process
     `seed`        seed of arrivals and popularity, as in a study
-    `vocab_size`  token ids are folded below this number, for prompts of token ids; null: unchanged ids
+    `vocab_size`  token ids are folded below this number, for prompts of token ids; null: unchanged
+                  ids
     `writer`      format and path of the file
-    `anonymise`   refuse writers of tokens or texts: the file has lengths, times and numbers of equal blocks alone
+    `anonymise`   refuse writers of tokens or texts: the file has lengths, times and numbers of
+                  equal blocks alone
     `plugins`     Python files (mine.py) or modules to import, which register further names
     """
 
@@ -87,9 +99,13 @@ class Export:
                 "numbers of equal blocks in place of tokens"
             )
         if self.writer.format in SESSIONS and not self.arrivals.keeps_order:
-            raise ValueError(f"writer.format={self.writer.format} with other arrivals: expected arrivals=sessions")
+            raise ValueError(
+                f"writer.format={self.writer.format} with other arrivals: expected arrivals=sessions"
+            )
         if self.vocab_size is not None and self.writer.format != "openai":
-            raise ValueError(f"vocab_size={self.vocab_size} with writer.format={self.writer.format}: expected openai")
+            raise ValueError(
+                f"vocab_size={self.vocab_size} with writer.format={self.writer.format}: expected openai"
+            )
 
 
 def _check(settings: Export, root: Path) -> None:
@@ -106,18 +122,25 @@ def run_export(settings: Export, run: str, root: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         for line in write(arrived):
-            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+            file.write(
+                orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+            )
     partial.rename(path)
     tokens = sum(request.num_tokens for request in arrived)
-    print(f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}")
+    print(
+        f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}"
+    )
     for note in write.notes() if isinstance(write, SessionWriter) else ():
         print(note)
 
 
 def arrived_requests(settings: Export, root: Path) -> tuple[Workload, list[Request]]:
-    """Return the workload and its requests with times; ValueError for a file that exists, or without times."""
+    """Return the workload and its requests with times; ValueError for a file that exists, or
+    without times."""
     if Path(settings.writer.path).exists():
-        raise ValueError(f"writer.path={settings.writer.path}: the file exists; expected a new name")
+        raise ValueError(
+            f"writer.path={settings.writer.path}: the file exists; expected a new name"
+        )
     workload = build_workload(settings.workload, str(root / ".cache"))
     requests = workload.requests
     if settings.vocab_size is not None:

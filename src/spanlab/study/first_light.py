@@ -1,4 +1,5 @@
-"""The entry `first_light`: run stages as separate commands, and write a folder of results to commit."""
+"""The entry `first_light`: run stages as separate commands, and write a folder of results to
+commit."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Stage:
 
 @dataclass
 class FirstLight:
-    """Run all stages for a new GPU in order, report the stages that fail, and skip finished ones on resume.
+    """Run all stages for a new GPU in order, report the stages that fail, and skip finished ones on
+    resume.
 
     `stages`         commands by name, in order; one of the group `stages`
     `only`           names of the stages to run; empty: all
@@ -56,7 +58,8 @@ class FirstLight:
     `minutes`        time limit of all stages together; later stages do not start
     `name`           folder of the results; null: the name of the card
     `cards`          folder of all cards; relative to the repository
-    `output`         output folder of the stages; resume continues after finished stages, replace starts again
+    `output`         output folder of the stages; resume continues after finished stages, replace
+                     starts again
     """
 
     stages: dict[str, Stage] = field(default_factory=dict)
@@ -82,7 +85,9 @@ class FirstLight:
     @property
     def chosen(self) -> dict[str, Stage]:
         """The stages that run, in order."""
-        return {name: stage for name, stage in self.stages.items() if not self.only or name in self.only}
+        return {
+            name: stage for name, stage in self.stages.items() if not self.only or name in self.only
+        }
 
 
 DONE, FAILED, LATE = "done", "failed", "left out: no time"
@@ -132,14 +137,22 @@ def run_first_light(settings: FirstLight, home: Path) -> bool:
     state, started = _read_state(work / STATE), time.monotonic()
     for stage, stage_settings in settings.chosen.items():
         outcome = state.get(stage)
-        if outcome is not None and outcome.status == DONE and outcome.command == stage_settings.command:
+        if (
+            outcome is not None
+            and outcome.status == DONE
+            and outcome.command == stage_settings.command
+        ):
             _print(f"{stage}: already done")
             continue
         if outcome is None or outcome.command != stage_settings.command:
-            shutil.rmtree(work / stage, ignore_errors=True)  # a failed stage with the same command resumes
+            shutil.rmtree(
+                work / stage, ignore_errors=True
+            )  # a failed stage with the same command resumes
         remaining_s = settings.minutes * 60 - (time.monotonic() - started)
         state[stage] = _run(stage, stage_settings, work / stage, home, remaining_s)
-        (work / STATE).write_bytes(orjson.dumps({stage_name: asdict(state[stage_name]) for stage_name in state}))
+        (work / STATE).write_bytes(
+            orjson.dumps({stage_name: asdict(state[stage_name]) for stage_name in state})
+        )
         _copy_results(work / stage, card / stage, stage_settings.keep, home)
         _write_card(card, name, settings, state)
     return all(state[stage].status == DONE for stage in settings.chosen)
@@ -151,9 +164,13 @@ def card_name(device: str) -> str:
         return machine()
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[0]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
-        raise ValueError("engine_device=cuda: expected a card that nvidia-smi names, or name=NAME") from error
+        raise ValueError(
+            "engine_device=cuda: expected a card that nvidia-smi names, or name=NAME"
+        ) from error
 
 
 def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) -> Outcome:
@@ -164,10 +181,14 @@ def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) 
         return Outcome(LATE, 0.0, at_commit, stage.command)
     _print(f"{name}: at most {limit_s / 60:.1f} minutes, {' '.join(stage.command)}")
     folder.mkdir(parents=True, exist_ok=True)
-    command = _PROGRAMS[stage.command[0]] + [word.replace("{out}", str(folder)) for word in stage.command[1:]]
+    command = _PROGRAMS[stage.command[0]] + [
+        word.replace("{out}", str(folder)) for word in stage.command[1:]
+    ]
     started = time.monotonic()
     with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=home, stdout=log, stderr=log, start_new_session=True
+        )
         status = _wait(process, limit_s)
     seconds = time.monotonic() - started
     _print(f"{name}: {status} after {seconds / 60:.1f} minutes")
@@ -175,7 +196,8 @@ def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) 
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a process and return the status; kill its process group at the time limit or on an interrupt."""
+    """Wait for a process and return the status; kill its process group at the time limit or on an
+    interrupt."""
     try:
         code = process.wait(limit_s)
         return DONE if code == 0 else f"{FAILED}: exit code {code}"
@@ -216,7 +238,11 @@ def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str,
                  Cell(outcome.commit, outcome.commit), Cell(command, command))
             )  # fmt: skip
     table = Table("stages", "Stages", _COLUMNS, tuple(rows))
-    facts = {"card": name, "device": settings.engine_device, "stages": {stage: asdict(state[stage]) for stage in state}}
+    facts = {
+        "card": name,
+        "device": settings.engine_device,
+        "stages": {stage: asdict(state[stage]) for stage in state},
+    }
     (card / "card.json").write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
     lines = [
         f"# First light on {name}\n",

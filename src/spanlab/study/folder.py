@@ -1,4 +1,5 @@
-"""The folder of one run: a new run is written to a partial folder, and replaces the old run when it is complete."""
+"""The folder of one run: a new run is written to a partial folder, and replaces the old run when it
+is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from weakref import WeakKeyDictionary
 import orjson
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from spanlab.core.request import Request
 from spanlab.errors import warn
@@ -44,8 +52,12 @@ if TYPE_CHECKING:
 # stdout is closed.
 # ------------------------------------------------------------------------------
 
-_ASCII = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
-_WIDE = 240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
+_ASCII = dict(
+    zip("×÷−–±·…†→", "x/--~|.*>", strict=True)
+)  # one character each, so that columns stay columns
+_WIDE = (
+    240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
+)
 
 
 def use_ascii_fallback() -> None:
@@ -70,11 +82,16 @@ class _Page(io.StringIO):
 
 @contextmanager
 def printed() -> Iterator[Console]:
-    """Yield a console whose text is written to stdout at the end; a failure is a warning on stderr."""
+    """Yield a console whose text is written to stdout at the end; a failure is a warning on
+    stderr."""
     stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
     page.encoding = stdout.encoding
     wide = int(columns) if columns.isdecimal() and int(columns) else _WIDE
-    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else wide)
+    yield Console(
+        file=page,
+        force_terminal=stdout.is_terminal,
+        width=stdout.width if stdout.is_terminal else wide,
+    )
     if sys.stdout is None:  # closed before the program began
         return
     try:
@@ -94,15 +111,24 @@ def printed() -> Iterator[Console]:
 
 @contextmanager
 def arm_progress(totals: dict[str, int], console: Console) -> Iterator[Callable[[list[int]], None]]:
-    """Show a bar for the whole study and one for each running arm; disabled where the console is no terminal.
+    """Show a bar for the whole study and one for each running arm; disabled where the console is no
+    terminal.
 
-    Yields a function that updates every bar from the finished requests by arm, in the order of `totals`.
+    Yields a function that updates every bar from the finished requests by arm, in the order of
+    `totals`.
 
     `totals`  number of requests by arm
     """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     disabled = not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=disabled) as bars:
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=disabled
+    ) as bars:
         all_arms = bars.add_task("all arms", total=sum(totals.values()))
         arms = [bars.add_task(name, total=total, visible=False) for name, total in totals.items()]
 
@@ -124,7 +150,8 @@ def print_line(console: Console, text: str) -> None:
 # The config file of a run: a resumed run must have the same settings and data, or more cells.
 # ------------------------------------------------------------------------------
 
-# Settings that decide where and how a run executes, not its results: they may change when a run is resumed.
+# Settings that decide where and how a run executes, not its results: they may change when a run is
+# resumed.
 _INCIDENTAL = ("output", "tracking", "executor")
 
 #: Settings of a study that select the reported results, or add cells; they change no cell.
@@ -136,7 +163,8 @@ _PLUGIN = "# plugin: "
 
 
 def as_yaml(config: dict[str, Any], workload: Workload) -> str:
-    """Settings of a run as YAML, with fingerprints of its plugins and requests, which can change under one name."""
+    """Settings of a run as YAML, with fingerprints of its plugins and requests, which can change
+    under one name."""
     plugins = fingerprints(config.get("plugins", ())).items()
     notes = [f"{_PLUGIN}{name} {contents}\n" for name, contents in plugins]
     return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{fingerprint(workload)}\n"
@@ -169,9 +197,18 @@ def first_difference(old: str, new: str, growing: tuple[str, ...] = ()) -> str:
         stored["arms"], current["arms"] = (
             {name: config["arms"][name] for name in shared} for config in (stored, current)
         )
-    a, b = ({short_key(key): value for key, value in leaves(config)} for config in (stored, current))
-    unequal = (key for key in {**a, **b} if a.get(key) != b.get(key) and key.partition(".")[0] not in growing)
-    return next((f"{key}: {a.get(key, 'none')} there, {key}: {b.get(key, 'none')} now" for key in unequal), "")
+    a, b = (
+        {short_key(key): value for key, value in leaves(config)} for config in (stored, current)
+    )
+    unequal = (
+        key
+        for key in {**a, **b}
+        if a.get(key) != b.get(key) and key.partition(".")[0] not in growing
+    )
+    return next(
+        (f"{key}: {a.get(key, 'none')} there, {key}: {b.get(key, 'none')} now" for key in unequal),
+        "",
+    )
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -179,13 +216,16 @@ def read_settings(text: str) -> dict[str, Any]:
     config: Any = OmegaConf.to_container(OmegaConf.create(text))
     plugins = [line.removeprefix(_PLUGIN) for line in text.splitlines() if line.startswith(_PLUGIN)]
     settings: dict[str, Any] = (
-        {"arms": {}} | config | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
+        {"arms": {}}
+        | config
+        | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
     )
     return settings
 
 
 def fingerprint(workload: Workload) -> str:
-    """Hash of the requests' contents, or of the log that they come from; computed once for each workload."""
+    """Hash of the requests' contents, or of the log that they come from; computed once for each
+    workload."""
     if workload not in _FINGERPRINTS:
         source = workload.origin if workload.log is None else workload.log.fingerprint
         _FINGERPRINTS[workload] = source or _requests_fingerprint(workload.requests)
@@ -200,25 +240,40 @@ def _requests_fingerprint(requests: tuple[Request, ...]) -> str:
             if id(span) not in numbers:
                 numbers[id(span)] = len(numbers)
                 digest.update(span.tokens.data)
-        spans = [(numbers[id(span)], len(span.ids), span.independent, span.reusable) for span in request.spans]
-        digest.update(repr((request.id, request.group_id, request.output_len, request.arrived_at, spans)).encode())
+        spans = [
+            (numbers[id(span)], len(span.ids), span.independent, span.reusable)
+            for span in request.spans
+        ]
+        digest.update(
+            repr(
+                (request.id, request.group_id, request.output_len, request.arrived_at, spans)
+            ).encode()
+        )
     return digest.hexdigest()
 
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
-#: Said of a run that an error ended after its results: `spanlab.load(RUN).report` and the closing sentence.
+#: Said of a run that an error ended after its results: `spanlab.load(RUN).report` and the closing
+#: sentence.
 REPORT, UNFINISHED = "report", "unfinished"  # key of `summary.json` and its value in such a run
-UNFINISHED_REPORT = "has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
-_COPIED = ".copied"  # in a partial folder that was copied from a finished run: the identity of that run
+UNFINISHED_REPORT = (
+    "has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
+)
+_COPIED = (
+    ".copied"  # in a partial folder that was copied from a finished run: the identity of that run
+)
 _LONGEST_NAME = 120
 
 
 def folder_name(text: str) -> str:
     """Folder name of a run: at most 120 characters, none of them special in a shell.
 
-    A list becomes A+B, and overrides are joined by two underscores. A name that lost characters ends in a hash.
+    A list becomes A+B, and overrides are joined by two underscores. A name that lost characters
+    ends in a hash.
     """
-    lists = re.sub(r"\[([^\[\]]*)\]", lambda match: match[1].replace(", ", "+").replace(",", "+"), text)
+    lists = re.sub(
+        r"\[([^\[\]]*)\]", lambda match: match[1].replace(", ", "+").replace(",", "+"), text
+    )
     name = lists.replace("/", ":").replace(",", "__")
     safe = re.sub(r"[^\w.=+:@%~-]", "", name)
     if safe == name and len(name) <= _LONGEST_NAME:
@@ -227,18 +282,27 @@ def folder_name(text: str) -> str:
 
 
 class RunFolder:
-    """Run folder: `path` is the folder of the finished run; all files are written to `work` until `finish`.
+    """Run folder: `path` is the folder of the finished run; all files are written to `work` until
+    `finish`.
 
-    `if_exists`  replace: start a new run, and rename the old one by its time stamp; resume: continue a run with the
-                 same settings; fail: raise if the run exists
-    `config`     the resolved settings as YAML; a resumed run must have the same, except for those in `growing`
+    `if_exists`  replace: start a new run, and rename the old one by its time stamp; resume:
+                 continue a run with the same settings; fail: raise if the run exists
+    `config`     the resolved settings as YAML; a resumed run must have the same, except for those
+                 in `growing`
 
-    A finished run is deleted only if the new run continued a copy of it; any other is renamed by its time stamp. Each
-    step is one rename, so that the next process completes what a killed one began.
+    A finished run is deleted only if the new run continued a copy of it; any other is renamed by
+    its time stamp. Each step is one rename, so that the next process completes what a killed one
+    began.
     """
 
     def __init__(
-        self, root: Path, workload: str, run: str, if_exists: str, config: str, growing: tuple[str, ...] = ()
+        self,
+        root: Path,
+        workload: str,
+        run: str,
+        if_exists: str,
+        config: str,
+        growing: tuple[str, ...] = (),
     ) -> None:
         folder = root / workload
         self.path, self.work = folder / run, folder / f".{run}.partial"
@@ -270,7 +334,8 @@ class RunFolder:
             self._settle_old()
 
     def _discard(self, folder: Path) -> None:
-        """Delete a folder; a process that is killed meanwhile leaves no part of it under its name."""
+        """Delete a folder; a process that is killed meanwhile leaves no part of it under its
+        name."""
         if folder.exists():
             os.rename(folder, self._scratch)
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -279,7 +344,10 @@ class RunFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if self._complete:
@@ -292,7 +360,8 @@ class RunFolder:
             self._lock.close()
 
     def complete(self) -> None:
-        """Mark all results as written: from here on, leaving the block publishes the run even after an error."""
+        """Mark all results as written: from here on, leaving the block publishes the run even after
+        an error."""
         self._complete = True
 
     def finish(self) -> None:
@@ -307,7 +376,8 @@ class RunFolder:
         self._settle_old()
 
     def _settle_old(self) -> None:
-        """Delete the replaced run if the new one continued a copy of it, else rename it by its time stamp."""
+        """Delete the replaced run if the new one continued a copy of it, else rename it by its time
+        stamp."""
         mark = self.path / _COPIED
         if self._old.exists() and mark.exists() and mark.read_text() == _identity(self._old):
             self._discard(self._old)
@@ -315,7 +385,9 @@ class RunFolder:
             # the replaced run is named by its time stamp
             source = next(path for path in (self._old / SUMMARY, self._old) if path.exists())
             stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(source.stat().st_mtime))
-            names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))
+            names = (
+                f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1)
+            )
             target = next(path for path in map(self.path.with_name, names) if not path.exists())
             os.rename(self._old, target)
             print_line(Console(stderr=True), f"the previous run was moved to {target}")
@@ -325,7 +397,8 @@ class RunFolder:
 def check_names(
     root: Path, workload: str, run: str, if_exists: str, config: str, growing: tuple[str, ...] = ()
 ) -> None:
-    """Raise what `RunFolder` raises for runs of this name that exist, or for a root that is no folder; writes nothing.
+    """Raise what `RunFolder` raises for runs of this name that exist, or for a root that is no
+    folder; writes nothing.
 
     Arguments are those of `RunFolder`.
     """
@@ -335,9 +408,13 @@ def check_names(
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     path, work = folder / run, folder / f".{run}.partial"
     if if_exists == "fail" and path.exists():
-        raise ValueError(f"output.run={run}: {path} exists; expected a new name, or output.if_exists=replace")
+        raise ValueError(
+            f"output.run={run}: {path} exists; expected a new name, or output.if_exists=replace"
+        )
     if if_exists == "fail" and work.exists():
-        raise ValueError(f"output.run={run}: {work} is unfinished; expected output.if_exists=resume or replace")
+        raise ValueError(
+            f"output.run={run}: {work} is unfinished; expected output.if_exists=resume or replace"
+        )
     source = work if work.exists() else path
     if if_exists != "resume" or not (source / CONFIG).exists():
         return
@@ -356,14 +433,18 @@ def _identity(folder: Path) -> str:
 
 
 def _link_error(path: Path, run: str) -> ValueError:
-    return ValueError(f"output.run={run}: {path} is a symbolic link; expected no link, or another name")
+    return ValueError(
+        f"output.run={run}: {path} is a symbolic link; expected no link, or another name"
+    )
 
 
 def _lock(path: Path, run: str) -> IO[str]:
     """Lock a run's name until the file is closed, so that two processes cannot write one folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:  # a link of another user would lead to any file
-        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "w")
+        lock = os.fdopen(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "w"
+        )
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -384,35 +465,43 @@ def _lock(path: Path, run: str) -> IO[str]:
 
 
 def entry_folder(settings: Any, name: str, run: str, root: Path) -> RunFolder:
-    """Return the run folder of an entry that is no study; it is in the folder `name` of all its runs."""
+    """Return the run folder of an entry that is no study; it is in the folder `name` of all its
+    runs."""
     return RunFolder(*entry_names(settings, name, run, root))
 
 
 def entry_names(settings: Any, name: str, run: str, root: Path) -> tuple[Path, str, str, str, str]:
-    """Return the arguments of `RunFolder`, and of the check of its names, for an entry that is no study."""
+    """Return the arguments of `RunFolder`, and of the check of its names, for an entry that is no
+    study."""
     return root, name, run, settings.output.if_exists, settings_yaml(asdict(settings))
 
 
 def read_summary(folder: Path, *keys: str) -> dict[str, Any]:
-    """Read `summary.json`; ValueError with its path where it is no JSON object or lacks one of the keys, as A.B."""
+    """Read `summary.json`; ValueError with its path where it is no JSON object or lacks one of the
+    keys, as A.B."""
     path = folder / SUMMARY
     try:
         summary: Any = orjson.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: expected the summary of a finished run: {error}") from error
     if not isinstance(summary, dict):
-        raise ValueError(f"{path}: expected the summary of a finished run, an object with {', '.join(keys)}")
+        raise ValueError(
+            f"{path}: expected the summary of a finished run, an object with {', '.join(keys)}"
+        )
     check_keys(path, summary, keys)
     return summary
 
 
 def check_keys(path: Path, contents: Any, keys: Iterable[str]) -> None:
-    """Raise ValueError where one of the keys, as A.B, is missing in nested objects that were read from a file."""
+    """Raise ValueError where one of the keys, as A.B, is missing in nested objects that were read
+    from a file."""
     for key in keys:
         value = contents
         for name in key.split("."):
             if not isinstance(value, dict) or name not in value:
-                raise ValueError(f"{path}: no {key}; expected the folder of a run that this version finished")
+                raise ValueError(
+                    f"{path}: no {key}; expected the folder of a run that this version finished"
+                )
             value = value[name]
 
 
@@ -422,8 +511,11 @@ def write_results(summary: dict[str, Any], tables: Sequence[Table], folder: Path
     write(tables, folder)
 
 
-def write_before_report(summary: dict[str, Any], tables: Sequence[Table], folder: RunFolder) -> None:
-    """Write summary and tables of a run whose figures and report follow; from here on, an error publishes it.
+def write_before_report(
+    summary: dict[str, Any], tables: Sequence[Table], folder: RunFolder
+) -> None:
+    """Write summary and tables of a run whose figures and report follow; from here on, an error
+    publishes it.
 
     Until `finish_report`, the summary has the key `report` with the value `unfinished`.
     """
@@ -443,7 +535,8 @@ def _write_summary(summary: dict[str, Any], folder: Path) -> None:
 
 
 def draw_figures(draws: Mapping[str, Callable[[], Figure | None]], folder: Path) -> list[Path]:
-    """Draw every figure in this process, and return the PNG files; `draws` has functions by file name."""
+    """Draw every figure in this process, and return the PNG files; `draws` has functions by file
+    name."""
     from spanlab.report.style import write_figure  # loads matplotlib, half a second
 
     files = [path for name, draw in draws.items() for path in write_figure(draw, folder / name)]

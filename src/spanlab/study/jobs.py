@@ -48,13 +48,20 @@ class Traffic(Protocol):
     def arrivals(self) -> Arrivals: ...
 
 
-def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
-    """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
+def build_arrivals(
+    study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None
+) -> list[Request]:
+    """Return the requests with arrival times of one seed; equal seeds give equal sample paths at
+    every rate."""
     if not study.arrivals.keeps_order and any(request.after for request in requests):
         requests = tuple(replace(request, after=()) for request in requests)
     popularity = study.workload.popularity
     if popularity.requests is not None:
-        requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
+        requests = tuple(
+            resample(
+                requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])
+            )
+        )
     return study.arrivals.at_rate(rate_rps).arrive(requests, np.random.default_rng([seed, 0]))
 
 
@@ -65,10 +72,13 @@ def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rat
 
 
 def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
-    """Return the calibration of a study: prompts and outputs up to its longest, with an unlimited store."""
+    """Return the calibration of a study: prompts and outputs up to its longest, with an unlimited
+    store."""
     limits = {
-        "longest": study.analyses.compare_backends.longest or max(request.num_tokens for request in requests),
-        "outputs": study.analyses.compare_backends.outputs or max(request.output_len for request in requests),
+        "longest": study.analyses.compare_backends.longest
+        or max(request.num_tokens for request in requests),
+        "outputs": study.analyses.compare_backends.outputs
+        or max(request.output_len for request in requests),
     }
     return study.changed(
         workload=DesignedShapes(),
@@ -121,12 +131,15 @@ class Job:
     `serving`     file of the gaps between tokens; None: not written
     `trace`       trace file; None: not written
     `title`       name of the run in the trace file
-    `teacher`     outputs of another arm's run, for teacher forcing; None: outputs of the requests, or generated ones
+    `teacher`     outputs of another arm's run, for teacher forcing; None: outputs of the requests,
+                  or generated ones
     `logits`      file of the logits that scores are relative to; None where nothing is scored
     `reference`   whether this run writes these logits
     `clients`     maximum number of requests in flight; None: no limit
-    `seen`        longest seen prefix of each request by id; None where the order of arrival follows from the run
-    `touched`     memory of KV and states is touched before the run, as in a store that has been full once
+    `seen`        longest seen prefix of each request by id; None where the order of arrival follows
+                  from the run
+    `touched`     memory of KV and states is touched before the run, as in a store that has been
+                  full once
     `plain`       the engine's model runs as transformers runs it, without a cache
     """
 
@@ -155,11 +168,14 @@ class Job:
     def in_plain_transformers(self) -> Job:
         """Return this job in plain transformers, which records times alone."""
         without = Strategy(family="none", keep=False)
-        return replace(self, strategy=without, outputs=None, teacher=None, logits=None, trace=None, plain=True)
+        return replace(
+            self, strategy=without, outputs=None, teacher=None, logits=None, trace=None, plain=True
+        )
 
 
 class Jobs:
-    """Jobs of one study over one workload; arrivals of each cell, and their seen prefixes, are generated once."""
+    """Jobs of one study over one workload; arrivals of each cell, and their seen prefixes, are
+    generated once."""
 
     def __init__(self, study: Study, requests: tuple[Request, ...]) -> None:
         self.study, self.requests = study, requests
@@ -167,8 +183,8 @@ class Jobs:
         self._seen = cache(self._find_seen)
 
     def job(self, arm: str, cell: RunCell, files: ArmFiles, rules: BatchRules | None = None) -> Job:
-        """Return the job of one cell, with `rules` or the study's batch limits; in a calibration, `cell.seed` is the
-        number of the shape."""
+        """Return the job of one cell, with `rules` or the study's batch limits; in a calibration,
+        `cell.seed` is the number of the shape."""
         study, designed = self.study, self.study.workload.kind == DESIGNED
         shape = self._shapes[cell.seed] if designed else None
         requests = list(shape.requests) if shape else self.arrivals(cell.first_repeat)
@@ -177,7 +193,9 @@ class Jobs:
         records = engine.record != "nothing"
         has_teacher = engine.teacher == BASELINE and arm != base
         # of one run, for a trace is large
-        traced = study.output.trace and cell == RunCell(study.runs.seeds[0], study.arrivals.rate_rps)
+        traced = study.output.trace and cell == RunCell(
+            study.runs.seeds[0], study.arrivals.rate_rps
+        )
         return Job(
             strategy=study.arms[arm],
             requests=requests,
@@ -185,7 +203,9 @@ class Jobs:
             seed=cell.seed,
             rate_rps=cell.rate_rps,
             warmup=int(study.runs.warmup_fraction * len(requests)),
-            max_tokens=max(request.num_tokens for request in (requests if designed else self.requests)),
+            max_tokens=max(
+                request.num_tokens for request in (requests if designed else self.requests)
+            ),
             group=self.requests[0].group_id,
             steps=files.log(arm, cell),
             readings=files.readings,
@@ -219,14 +239,17 @@ class Jobs:
 # What every backend of a study does.
 # ------------------------------------------------------------------------------
 
-#: A run in progress, which yields at its pauses: times when it serves no request, so that another may run.
+#: A run in progress, which yields at its pauses: times when it serves no request, so that another
+#: may run.
 Running = Generator[None, None, RunRow | ServedRun]
 
 
 class Backend:
-    """Runs jobs of one study; expensive objects, such as a model, may be reused from one job to the next.
+    """Runs jobs of one study; expensive objects, such as a model, may be reused from one job to the
+    next.
 
-    `interleaved`  times are measured: runs of the arms are interleaved, and the baseline runs twice in each round
+    `interleaved`  times are measured: runs of the arms are interleaved, and the baseline runs twice
+                   in each round
     """
 
     interleaved = False
@@ -235,7 +258,8 @@ class Backend:
         self._study = study
 
     def run(self, job: Job, write: Callable[[Any], None]) -> Running:
-        """Run a job and return its row; `write` gets the record of each request: Record, or ServedRecord."""
+        """Run a job and return its row; `write` gets the record of each request: Record, or
+        ServedRecord."""
         raise NotImplementedError  # every backend has its own
 
     def served(self, requests: Sequence[Request]) -> Sequence[Request]:
@@ -243,7 +267,8 @@ class Backend:
         return requests
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve a few requests with every arm before the first measurement, where times are measured."""
+        """Serve a few requests with every arm before the first measurement, where times are
+        measured."""
 
     def recover(self) -> None:
         """Release the memory of a run that ran out of memory."""
@@ -279,7 +304,8 @@ class Task:
 
 
 def run_cells(study: Study, arm: str) -> list[RunCell]:
-    """Return the runs of one arm: every seed at the study's load, then the load sweep, for each repeat.
+    """Return the runs of one arm: every seed at the study's load, then the load sweep, for each
+    repeat.
 
     For a calibration: the numbers of its shapes, for each repeat.
     """
@@ -288,7 +314,11 @@ def run_cells(study: Study, arm: str) -> list[RunCell]:
         return [RunCell(number, None, repeat) for repeat in repeats for number in numbers]
     base = [RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds]
     if arm in study.runs.load.arms:
-        sweep = [RunCell(seed, rate) for rate in study.runs.load.rates_rps for seed in study.runs.load.seeds]
+        sweep = [
+            RunCell(seed, rate)
+            for rate in study.runs.load.rates_rps
+            for seed in study.runs.load.seeds
+        ]
         base += [cell for cell in sweep if cell not in base]
     repeats = range(study.runs.repeats)
     return [RunCell(cell.seed, cell.rate_rps, repeat) for repeat in repeats for cell in base]
@@ -302,7 +332,9 @@ class Runtime:
     backend: Backend
 
 
-def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> Generator[None, None, None]:
+def run_arm(
+    runtime: Runtime, task: Task, progress: Callable[[int], None]
+) -> Generator[None, None, None]:
     """Run the unfinished cells of a task, and yield at their pauses.
 
     `progress`  gets the number of requests finished since the last call
@@ -311,7 +343,9 @@ def run_arm(runtime: Runtime, task: Task, progress: Callable[[int], None]) -> Ge
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
-        fcntl.flock(runs, fcntl.LOCK_EX)  # a cancelled worker on another machine may still be writing
+        fcntl.flock(
+            runs, fcntl.LOCK_EX
+        )  # a cancelled worker on another machine may still be writing
         rows = files.finished()
         runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
         records.truncate(rows[-1]["records_end"] if rows else 0)
@@ -364,10 +398,13 @@ class RunLogs:
         self._job = job
         self._serving = None if job.serving is None else ServingLog()
         self._trace = None if job.trace is None else TraceFile(job.trace, job.title, store)
-        self._followers: list[OnStep] = [log.ran for log in (self._serving, self._trace) if log is not None]
+        self._followers: list[OnStep] = [
+            log.ran for log in (self._serving, self._trace) if log is not None
+        ]
 
     def timing(self, timing: TimingModel) -> TimingModel:
-        """Wrap the timing model of a run, so that the serving log reads the durations of its steps."""
+        """Wrap the timing model of a run, so that the serving log reads the durations of its
+        steps."""
         if self._serving is None:
             return timing
         self._serving.spans = LastSpanTiming(timing)
@@ -389,7 +426,10 @@ class RunLogs:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._serving is not None and self._job.serving is not None and error is None:
             self._serving.write(self._job.serving)
@@ -410,21 +450,28 @@ _ROWS = (2, 4, 8, 16, 32, 64)  # more rows fill the largest tile
 
 
 def warm_requests(requests: Sequence[Request]) -> list[Request]:
-    """Return waves of requests: the first, shortest and longest request together, the same again, and short suffixes.
+    """Return waves of requests: the first, shortest and longest request together, the same again,
+    and short suffixes.
 
-    The second wave reuses the stored prompts of the first. The suffixes are the last 2, 4, … tokens of the longest
-    request, one prompt per wave: kernels have tiles for the number of rows that a prefill computes, and each size is
-    compiled separately.
+    The second wave reuses the stored prompts of the first. The suffixes are the last 2, 4, … tokens
+    of the longest request, one prompt per wave: kernels have tiles for the number of rows that a
+    prefill computes, and each size is compiled separately.
     """
     by_length = sorted(requests, key=lambda request: request.num_tokens)
-    selected = list({request.id: request for request in (requests[0], by_length[0], by_length[-1])}.values())
+    selected = list(
+        {request.id: request for request in (requests[0], by_length[0], by_length[-1])}.values()
+    )
     waves = [selected, selected, *([suffix] for suffix in _short_suffixes(by_length[-1]))]
     numbered = [(wave, request) for wave, together in enumerate(waves) for request in together]
-    return [replace(request, id=index, arrived_at=wave * _WAVE_NS) for index, (wave, request) in enumerate(numbered)]
+    return [
+        replace(request, id=index, arrived_at=wave * _WAVE_NS)
+        for index, (wave, request) in enumerate(numbered)
+    ]
 
 
 def _short_suffixes(request: Request) -> list[Request]:
-    """Replace the last span by its last 2, 4, … tokens, which do not match the start of the stored span."""
+    """Replace the last span by its last 2, 4, … tokens, which do not match the start of the stored
+    span."""
     *before, last = request.spans
     sizes = [size for size in _ROWS if size < len(last.tokens)]
     ends = [replace(last, ids=last.tokens[-size:]) for size in sizes]
@@ -465,7 +512,8 @@ class Row:
 
 
 def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
-    """Return the tasks in order, those that alternate together: one per arm for simulations, runs on the engine.
+    """Return the tasks in order, those that alternate together: one per arm for simulations, runs
+    on the engine.
 
     Calibration shapes run before each repeat and once after the last, so that drift affects both.
     """
@@ -479,7 +527,9 @@ def schedule_tasks(study: Study, rows: Sequence[Row]) -> list[tuple[Task, ...]]:
         repeats = 1 + max(cell.repeat for row in arms for cell in row.cells)
         rounds = [_shuffled(study, arms, repeat) for repeat in range(repeats)]
     if reads_baseline(study.engine):  # other arms read files of the baseline
-        rounds = [sorted(runs, key=lambda run: run[0].name != study.runs.baseline) for runs in rounds]
+        rounds = [
+            sorted(runs, key=lambda run: run[0].name != study.runs.baseline) for runs in rounds
+        ]
     single: list[Task] = []
     for repeat, runs in enumerate([*rounds, []]):
         runs = [*_shuffled(study, calibrations, repeat), *runs]
@@ -502,8 +552,9 @@ def _task(rows: Sequence[Row], row: Row, cells: tuple[RunCell, ...]) -> Task:
 def interleave(study: Study, rows: Sequence[Row]) -> list[tuple[Row, RunCell]]:
     """Order cells in rounds: the first cell of every arm, then the second of every arm, and so on.
 
-    Drift of the machine then affects all arms equally. The order within a round is random. The baseline and its repeat
-    are first and last, and swap from round to round, so that drift favours neither.
+    Drift of the machine then affects all arms equally. The order within a round is random. The
+    baseline and its repeat are first and last, and swap from round to round, so that drift favours
+    neither.
     """
     (repeat,) = (row for row in rows if row.is_repeat)
     order: list[Row] = []
@@ -526,6 +577,7 @@ def _shuffled(study: Study, rows: Iterable[Row], repeat: int) -> list[tuple[Row,
 
 
 def repeated_arm(study: Study) -> str:
-    """The arm that runs twice: the baseline, or the first chosen arm where the baseline does not run."""
+    """The arm that runs twice: the baseline, or the first chosen arm where the baseline does not
+    run."""
     chosen = study.chosen()
     return study.runs.baseline if study.runs.baseline in chosen else chosen[0]

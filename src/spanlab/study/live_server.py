@@ -1,4 +1,5 @@
-"""A running server under test: its greedy answers, cached and uncached, and trials that compare them."""
+"""A running server under test: its greedy answers, cached and uncached, and trials that compare
+them."""
 
 from __future__ import annotations
 
@@ -31,15 +32,17 @@ _MOST_AT_ONCE = 1024
 class LiveSettings:
     """How a running server is tested; with base_url only.
 
-    `reference`      how a prompt is answered without a cache: salt: under a new cache_salt; reset: after a call of
-                     server.reset_path; auto: salt where the server separates salts, else reset
+    `reference`      how a prompt is answered without a cache: salt: under a new cache_salt; reset:
+                     after a call of server.reset_path; auto: salt where the server separates salts,
+                     else reset
     `block_size`     tokens of a cache block; null: as the cached tokens of repeated prompts show
     `largest_prompt`  most tokens of a prompt
     `concurrency`    requests that are sent at once
     `repeats`        uncached answers to each prompt from which the noise is measured
     `top`            log-probabilities of each generated token
     `rounding`       largest difference of log-probabilities that rounding can explain
-    `chunk_tokens`   most prompt tokens that the server computes in a step; null: unknown, chunks are not tested
+    `chunk_tokens`   most prompt tokens that the server computes in a step; null: unknown, chunks
+                     are not tested
     `fill_tokens`    most tokens of other prompts that are sent to evict a prompt
     `long_output`    most output tokens of a request that is to be preempted
     `drafts`         whether the server drafts tokens; null: as its metrics show
@@ -63,7 +66,15 @@ class LiveSettings:
 
     def __post_init__(self) -> None:
         one_of("live.reference", self.reference, ("auto", "salt", "reset"))
-        for key in ("block_size", "largest_prompt", "rounding", "chunk_tokens", "fill_tokens", "long_output", "top"):
+        for key in (
+            "block_size",
+            "largest_prompt",
+            "rounding",
+            "chunk_tokens",
+            "fill_tokens",
+            "long_output",
+            "top",
+        ):
             positive(f"live.{key}", getattr(self, key))
         within(2, _MOST_AT_ONCE)("live.concurrency", self.concurrency)
         within(2, 100)("live.repeats", self.repeats)
@@ -71,7 +82,8 @@ class LiveSettings:
             not_negative(f"live.{key}", getattr(self, key))
 
     def check(self, server: ServerSettings, output_tokens: int) -> None:
-        """Raise ValueError for a reset without its path, and for prompts that no output fits behind."""
+        """Raise ValueError for a reset without its path, and for prompts that no output fits
+        behind."""
         if self.reference == RESET and server.reset_path is None:
             raise ValueError(
                 "live.reference=reset with server.reset_path=null: expected the path that empties the cache"
@@ -144,7 +156,8 @@ _TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 @dataclass(frozen=True)
 class LiveAnswer:
-    """A greedy answer: its tokens with log-probabilities, and the prompt tokens that were reused."""
+    """A greedy answer: its tokens with log-probabilities, and the prompt tokens that were
+    reused."""
 
     choices: tuple[Choice, ...]
     cached: int
@@ -157,7 +170,8 @@ class LiveAnswer:
 
 
 def _answer(reply: bytes, count: int, exact: bool) -> LiveAnswer:
-    """Read a reply of at most `count` tokens; FailedRequestError with one sentence where a part is missing."""
+    """Read a reply of at most `count` tokens; FailedRequestError with one sentence where a part is
+    missing."""
     try:
         read = from_json(reply, _Reply, unknown="ignore")
     except ValueError as error:
@@ -169,18 +183,25 @@ def _answer(reply: bytes, count: int, exact: bool) -> LiveAnswer:
     cached = details.cached_tokens if details is not None else None
     if isinstance(logprobs, _Contents):
         choices = [
-            Choice(each.token, {top.token: top.logprob for top in each.top_logprobs} | {each.token: each.logprob})
+            Choice(
+                each.token,
+                {top.token: top.logprob for top in each.top_logprobs} | {each.token: each.logprob},
+            )
             for each in logprobs.content
         ]
     else:
         tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
         choices = [
             Choice(token, (top or {}) | ({} if value is None else {token: value}))
-            for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=False)
+            for token, value, top in zip(
+                logprobs.tokens, logprobs.token_logprobs, tops, strict=False
+            )
             if top or value is not None
         ]
     if not choices or (exact and len(choices) != count):
-        raise FailedRequestError(f"the reply has log-probabilities of {len(choices)} tokens, expected {count}")
+        raise FailedRequestError(
+            f"the reply has log-probabilities of {len(choices)} tokens, expected {count}"
+        )
     return LiveAnswer(tuple(choices), cached or 0)
 
 
@@ -234,16 +255,23 @@ class LiveServer:
         self._salts += 1
         return f"spanlab-{self.run}-{self._salts}"
 
-    async def answer(self, prompt: Sequence[int], salt: str, tokens: int | None = None) -> LiveAnswer:
+    async def answer(
+        self, prompt: Sequence[int], salt: str, tokens: int | None = None
+    ) -> LiveAnswer:
         """Answer one prompt; `tokens` is the length of the output."""
         return (await self.together([prompt], salt, tokens))[0]
 
     async def together(
-        self, prompts: Sequence[Sequence[int]], salts: str | Sequence[str], tokens: int | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        salts: str | Sequence[str],
+        tokens: int | None = None,
     ) -> list[LiveAnswer]:
         """Send prompts at once, and return their answers in order."""
         each = [salts] * len(prompts) if isinstance(salts, str) else salts
-        bodies = [self.body(prompt, salt, tokens) for prompt, salt in zip(prompts, each, strict=True)]
+        bodies = [
+            self.body(prompt, salt, tokens) for prompt, salt in zip(prompts, each, strict=True)
+        ]
         self.sent.append(bodies)
         self.calls += len(bodies)
         try:
@@ -258,10 +286,15 @@ class LiveServer:
         return _answer(reply, body["max_tokens"], self.server.exact_lengths)
 
     async def uncached(self, prompt: Sequence[int], tokens: int | None = None) -> LiveAnswer:
-        """Answer a prompt without a cache; CachedReferenceError where tokens were reused nevertheless."""
+        """Answer a prompt without a cache; CachedReferenceError where tokens were reused
+        nevertheless."""
         answer = await self.answer(prompt, await self.fresh(), tokens)
         if answer.cached:
-            how = "under a new cache_salt" if self.reference == SALT else f"after {self.server.reset_path}"
+            how = (
+                "under a new cache_salt"
+                if self.reference == SALT
+                else f"after {self.server.reset_path}"
+            )
             raise CachedReferenceError(f"{answer.cached:,} tokens were reused {how}")
         return answer
 
@@ -275,7 +308,8 @@ class LiveServer:
         return body | ({"cache_salt": salt} if salt else {})
 
     async def metrics(self) -> dict[str, float]:
-        """Sums of the server's metrics by name, and block_size and num_gpu_blocks of vLLM; empty where it has none."""
+        """Sums of the server's metrics by name, and block_size and num_gpu_blocks of vLLM; empty
+        where it has none."""
         try:
             text = (await self.endpoint.get("/metrics")).decode(errors="replace")
         except FailedRequestError:
@@ -283,7 +317,9 @@ class LiveServer:
         return _sums(text)
 
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(\{.*\})? ([-+.\deE]+|NaN|[+-]Inf)(?: \d+)?$", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^([A-Za-z_:][\w:]*)(\{.*\})? ([-+.\deE]+|NaN|[+-]Inf)(?: \d+)?$", re.MULTILINE
+)
 _LABEL = re.compile(r'\b(num_gpu_blocks|block_size)="(\d+)"')
 
 
@@ -376,29 +412,41 @@ class LiveSubject:
     def ends(self) -> list[int]:
         """Block boundaries at which prefixes are tested."""
         block = self.server.block
-        return [block * k for k in range(1, self.test.prompts + 1) if block * k + 1 + SUFFIX <= self.longest]
+        return [
+            block * k
+            for k in range(1, self.test.prompts + 1)
+            if block * k + 1 + SUFFIX <= self.longest
+        ]
 
     def around(self, suffix: int = SUFFIX) -> list[Shape]:
         """Prefixes that end before, at and after each boundary."""
         ends = {end + shift for end in self.ends for shift in (-1, 0, 1)}
         return [Shape(prefix, suffix) for prefix in sorted(ends) if prefix > 0]
 
-    async def check(self, trial: Trial, shapes: Sequence[Shape], effect: str = "reused tokens") -> Measurement:
-        """Compare the answers of all trials; the smallest failing prompt is written to the run folder."""
+    async def check(
+        self, trial: Trial, shapes: Sequence[Shape], effect: str = "reused tokens"
+    ) -> Measurement:
+        """Compare the answers of all trials; the smallest failing prompt is written to the run
+        folder."""
         compared: list[Compared] = []
         worst, calls = None, self.server.sent
         for shape in shapes:
             self.server.begin()
             compared += (answers := await trial(shape))
             largest = _worst(answers)
-            if largest is not None and (worst is None or largest.difference.value > worst.difference.value):
+            if largest is not None and (
+                worst is None or largest.difference.value > worst.difference.value
+            ):
                 worst, calls = largest, list(self.server.sent)
         if worst is None:
-            return not_applicable(f"no prompt of two blocks fits in live.largest_prompt={self.longest}")
+            return not_applicable(
+                f"no prompt of two blocks fits in live.largest_prompt={self.longest}"
+            )
         effective = sum(each.effective for each in compared)
         forks = sum(each.difference.fork is not None for each in compared)
         what = (
-            f"log-probabilities to uncached answers; {effective} of {len(compared)} {effect}, {forks} have other tokens"
+            f"log-probabilities to uncached answers; {effective} of {len(compared)} {effect}, "
+            f"{forks} have other tokens"
         )
         if worst.difference.value > self.limit:
             worst, calls = await self._shrink(trial, worst, calls)
@@ -425,7 +473,9 @@ class LiveSubject:
                     break
         return worst, calls
 
-    def _failure(self, worst: Compared, calls: list[list[dict[str, Any]]], what: str) -> Measurement:
+    def _failure(
+        self, worst: Compared, calls: list[list[dict[str, Any]]], what: str
+    ) -> Measurement:
         """Write all calls of a failing trial with both answers, for a maintainer of the server."""
         file = self.folder / "failing" / f"{self.name}.json"
         differs = worst.difference
@@ -453,7 +503,12 @@ class LiveSubject:
         if differs.fork == differs.position:
             where += f" is {differs.tokens[0]} instead of {differs.tokens[1]}"
         smallest = f"{len(worst.prompt):,} tokens, {worst.answer.cached:,} cached, {where}"
-        return Measurement(differs.value, self.limit, f"{what}; smallest failing prompt: {smallest}", example=example)
+        return Measurement(
+            differs.value,
+            self.limit,
+            f"{what}; smallest failing prompt: {smallest}",
+            example=example,
+        )
 
 
 def _worst(compared: Sequence[Compared]) -> Compared | None:
@@ -462,7 +517,9 @@ def _worst(compared: Sequence[Compared]) -> Compared | None:
 
 def _fewer_blocks(shape: Shape, block: int) -> Iterator[Shape]:
     """Prefixes that end at the same offset from a boundary, the shortest first."""
-    offset = (shape.prefix + 1) % block - 1  # from -1, so that a prefix before its boundary stays there
+    offset = (
+        shape.prefix + 1
+    ) % block - 1  # from -1, so that a prefix before its boundary stays there
     count = (shape.prefix - offset) // block
     blocks = 1
     while blocks < count:

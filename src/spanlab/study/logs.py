@@ -46,7 +46,9 @@ class TraceFile:
     store: StoredBytes | None = None
     _events: int = 0
     _resident: tuple[int, int] = (-1, -1)
-    _moments: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _COUNTED})
+    _moments: dict[str, array[float]] = field(
+        default_factory=lambda: {name: array("d") for name in _COUNTED}
+    )
 
     def __post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,10 @@ class TraceFile:
     def finished(self, record: Record | ServedRecord) -> None:
         """Write a request and its phases."""
         if isinstance(record, ServedRecord):  # a client sees no admission
-            names, times = ["first token", "decode"], [record.arrived_s, record.first_token_s, record.finished_s]
+            names, times = (
+                ["first token", "decode"],
+                [record.arrived_s, record.first_token_s, record.finished_s],
+            )
         else:
             names = ["queued", "prefill", "decode"]
             times = [record.arrived_s, record.admitted_s, record.first_token_s, record.finished_s]
@@ -100,13 +105,19 @@ class TraceFile:
 
     def _span(self, name: str, record: Record | ServedRecord, start: float, stop: float) -> None:
         event = {"cat": "request", "name": name, "id": record.request_id, "tid": 0}
-        args = {"prompt": record.prompt_tokens, "reused": record.reused_tokens, "output": record.output_tokens}
+        args = {
+            "prompt": record.prompt_tokens,
+            "reused": record.reused_tokens,
+            "output": record.output_tokens,
+        }
         self._write(event | {"ph": "b", "ts": start * _US_PER_S, "args": args})
         self._write(event | {"ph": "e", "ts": stop * _US_PER_S})
 
     def close(self) -> None:
         """Write the request counters and complete the file."""
-        for time, waiting, running in _queues(*(np.array(self._moments[name]) for name in _COUNTED)):
+        for time, waiting, running in _queues(
+            *(np.array(self._moments[name]) for name in _COUNTED)
+        ):
             counts = {"waiting": waiting, "running": running}
             self._write({"ph": "C", "name": "requests", "ts": time * _US_PER_S, "args": counts})
         self._file.write(b"\n]}\n")
@@ -121,7 +132,10 @@ def _queues(arrived: Any, admitted: Any, finished: Any) -> Iterator[tuple[float,
     times = np.concatenate([arrived, admitted, finished])
     waiting, running = np.repeat([1, -1, 0], len(arrived)), np.repeat([0, 1, -1], len(arrived))
     stamps, group = np.unique(times, return_inverse=True)
-    sums = (np.cumsum(np.bincount(group, change, len(stamps))).astype(int).tolist() for change in (waiting, running))
+    sums = (
+        np.cumsum(np.bincount(group, change, len(stamps))).astype(int).tolist()
+        for change in (waiting, running)
+    )
     yield from zip(stamps.tolist(), *sums, strict=True)
 
 
@@ -132,7 +146,8 @@ def _queues(arrived: Any, admitted: Any, finished: Any) -> Iterator[tuple[float,
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One parsed line of the log: `key` of the scheduled step, times in nanoseconds since the start of the run.
+    """One parsed line of the log: `key` of the scheduled step, times in nanoseconds since the start
+    of the run.
 
     `started_ns`  end of the previous step, or the arrival that ended an idle time
     `phases`      seconds of its phases, by name
@@ -153,7 +168,8 @@ class LoggedStep:
 class StepLog:
     """Writes the log of one run; pass it to `serve` as `on_step=log.ran`.
 
-    A line has the step's times, the seconds of its phases, the fields of `StepFeatures`, and the step's key.
+    A line has the step's times, the seconds of its phases, the fields of `StepFeatures`, and the
+    step's key.
     """
 
     def __init__(self, path: Path, policy: Policy, reads: SpanReads | None) -> None:
@@ -178,7 +194,11 @@ def read_steps(path: Path) -> list[LoggedStep]:
     for line in map(orjson.loads, path.read_bytes().splitlines()):
         features = StepFeatures(**{name: line[name] for name in StepFeatures._fields})
         phases = {name: value for name, value in line.items() if name.endswith("_s")}
-        steps.append(LoggedStep(_as_tuples(line["key"]), features, line["started_ns"], line["ended_ns"], phases))
+        steps.append(
+            LoggedStep(
+                _as_tuples(line["key"]), features, line["started_ns"], line["ended_ns"], phases
+            )
+        )
     return steps
 
 
@@ -246,7 +266,8 @@ class LastSpanTiming:
 
 @dataclass(slots=True)
 class _Tokens:
-    """Tokens of a running request: time of the newest, gaps, and spans of steps with one token each."""
+    """Tokens of a running request: time of the newest, gaps, and spans of steps with one token
+    each."""
 
     newest_ns: int
     gaps_ns: list[int] = field(default_factory=list)
@@ -263,7 +284,9 @@ class ServingLog:
     spans: LastSpanTiming | None = None
     gaps: TokenGaps = field(default_factory=TokenGaps)
     _running: dict[int, _Tokens] = field(default_factory=dict)  # by request, once it has a token
-    _shared: dict[int, tuple[Ints, int]] = field(default_factory=dict)  # spans by identity, and how many had them
+    _shared: dict[int, tuple[Ints, int]] = field(
+        default_factory=dict
+    )  # spans by identity, and how many had them
     _sequences_ns: int = 0
     _tokens_ns: int = 0
     _busy_ns: int = 0
@@ -275,7 +298,9 @@ class ServingLog:
         else:
             assert self.spans is not None, "only a timing model merges steps into one"
             durations = self.spans.last[: result.repeats]
-            assert int(durations.sum()) == result.duration_ns, "step durations of a span sum to its duration"
+            assert int(durations.sum()) == result.duration_ns, (
+                "step durations of a span sum to its duration"
+            )
         first, end = now + int(durations[0]), now + result.duration_ns
         later_durations = durations[1:]
         for sequence in [sequence for sequence in step.decodes if not sequence.has_ended]:
@@ -284,7 +309,8 @@ class ServingLog:
             tokens.newest_ns = end
             if result.repeats > 1:
                 tokens.spans.append(later_durations)
-        # A prefill ends with a token; after a preemption, its gap starts at the last token before it.
+        # A prefill ends with a token; after a preemption, its gap starts at the last token before
+        # it.
         for chunk in step.chunks:
             if not chunk.last:
                 continue
@@ -293,7 +319,9 @@ class ServingLog:
                 tokens.gaps_ns.append(end - tokens.newest_ns)
                 tokens.newest_ns = end
         prefills = len({id(chunk.sequence) for chunk in step.chunks})
-        scheduled = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes) + sum(step.drafts)
+        scheduled = (
+            sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes) + sum(step.drafts)
+        )
         self._sequences_ns += (prefills + len(step.decodes)) * result.duration_ns
         self._tokens_ns += scheduled * result.duration_ns
         self._busy_ns += result.duration_ns

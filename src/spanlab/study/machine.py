@@ -46,7 +46,8 @@ class Reading:
 
     `step_ns`  time of the fixed step
     `load`     load average of the last minute
-    `ticks`    processor time since boot; `stolen` is the time of it that other virtual machines used
+    `ticks`    processor time since boot; `stolen` is the time of it that other virtual machines
+               used
     """
 
     step_ns: int
@@ -63,7 +64,8 @@ class Noise:
     `drift`       95th percentile of the fixed step's relative distance from its median
     `load`        mean load average, to compare with `cores`
     `steal`       share of processor time that other virtual machines used
-    `alternates`  arms took turns request by request, so that drift affects their ratios as it affects the A/A ratios
+    `alternates`  arms took turns request by request, so that drift affects their ratios as it
+                  affects the A/A ratios
     """
 
     aa: tuple[float, ...]
@@ -74,7 +76,9 @@ class Noise:
     alternates: bool = False
 
     @staticmethod
-    def of(aa: Sequence[float], readings: Sequence[Reading], cores: int, alternates: bool = False) -> Noise:
+    def of(
+        aa: Sequence[float], readings: Sequence[Reading], cores: int, alternates: bool = False
+    ) -> Noise:
         """Compute the noise of a study from its A/A ratios and readings."""
         return Noise(
             aa=tuple(aa),
@@ -87,7 +91,8 @@ class Noise:
 
     @property
     def spread(self) -> float | None:
-        """Root mean square of the A/A ratios' logarithms, as a relative difference; None without a ratio."""
+        """Root mean square of the A/A ratios' logarithms, as a relative difference; None without a
+        ratio."""
         if not self.aa:
             return None
         return math.expm1(math.sqrt(float(np.mean(np.log(self.aa) ** 2))))
@@ -96,8 +101,14 @@ class Noise:
         """Describe every exceeded limit."""
         reasons = []
         if self.spread is not None and self.spread > AA_LIMIT:
-            ratios = f"{min(self.aa):.3g} to {max(self.aa):.3g}" if len(self.aa) > 1 else f"{self.aa[0]:.3g}"
-            reasons.append(f"A/A of the baseline {ratios}, spread {self.spread:.0%} (limit {AA_LIMIT:.0%})")
+            ratios = (
+                f"{min(self.aa):.3g} to {max(self.aa):.3g}"
+                if len(self.aa) > 1
+                else f"{self.aa[0]:.3g}"
+            )
+            reasons.append(
+                f"A/A of the baseline {ratios}, spread {self.spread:.0%} (limit {AA_LIMIT:.0%})"
+            )
         if self.drift is not None and self.drift > DRIFT_LIMIT and not self.alternates:
             reasons.append(f"a fixed step drifted by {self.drift:.0%} (limit {DRIFT_LIMIT:.0%})")
         if self.load is not None and self.load > self.cores:
@@ -110,9 +121,15 @@ class Noise:
     def description(self) -> str:
         """Text with all measures, within their limits or not."""
         parts = [f"A/A ratios {', '.join(f'{ratio:.3g}' for ratio in self.aa)}"] if self.aa else []
-        for name, value in (("spread", self.spread), ("step drift", self.drift), ("stolen time", self.steal)):
+        for name, value in (
+            ("spread", self.spread),
+            ("step drift", self.drift),
+            ("stolen time", self.steal),
+        ):
             parts += [f"{name} {value:.1%}"] if value is not None else []
-        parts += [f"load average {self.load:.1f} on {self.cores} cores"] if self.load is not None else []
+        parts += (
+            [f"load average {self.load:.1f} on {self.cores} cores"] if self.load is not None else []
+        )
         return f"noise: {'; '.join(parts) or 'not measured'}"
 
     def sentence(self, refused: str) -> str:
@@ -144,7 +161,8 @@ def drift(steps_ns: Sequence[int]) -> float | None:
 
 
 def steal(readings: Sequence[Reading]) -> float | None:
-    """Stolen share of the processor time between the first and the last reading; None without elapsed time."""
+    """Stolen share of the processor time between the first and the last reading; None without
+    elapsed time."""
     if len(readings) < 2 or readings[-1].ticks == readings[0].ticks:
         return None
     return (readings[-1].stolen - readings[0].stolen) / (readings[-1].ticks - readings[0].ticks)
@@ -171,7 +189,8 @@ _COUNTED = 8  # later columns are included in user and nice
 
 
 def cores() -> int:
-    """Number of processors of the machine, as for the load average; this process may be pinned to fewer."""
+    """Number of processors of the machine, as for the load average; this process may be pinned to
+    fewer."""
     return os.cpu_count() or 1
 
 
@@ -215,7 +234,8 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Device and model of an engine study; `kind` is cpu or cuda, `memory_bytes` the device's total memory.
+    """Device and model of an engine study; `kind` is cpu or cuda, `memory_bytes` the device's total
+    memory.
 
     `device`   real name of the device
     `context`  maximum number of positions of the model
@@ -237,7 +257,9 @@ class EngineFacts:
     def line(self) -> str:
         """One line of provenance for tables and figures."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"engine, measured on {self.device}, {self.weights} weights in {self.dtype}, {versions}"
+        return (
+            f"engine, measured on {self.device}, {self.weights} weights in {self.dtype}, {versions}"
+        )
 
 
 def engine_facts(study: Study) -> EngineFacts:
@@ -264,7 +286,11 @@ def engine_facts(study: Study) -> EngineFacts:
         weights="random" if settings.weights == "random" else "pretrained",
         dtype=dtype_of(study.model),
         context=read_config(settings, settings.name or study.model.name).max_position_embeddings,
-        versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL_PACKAGE) if installed(name)},
+        versions={
+            name: version(name)
+            for name in (*PACKAGES_OF["engine"], OPTIONAL_PACKAGE)
+            if installed(name)
+        },
         threads=threads,
     )
 
@@ -306,10 +332,15 @@ class FixedStep:
     """One prefill of a constant prompt, on an engine that stores no prefix."""
 
     def __init__(self, spec: ModelSpec, engine: EngineSettings, model: Any) -> None:
-        tokens = np.random.default_rng(0).integers(0, model.vocab_size, min(TOKENS, model.context - 1))
+        tokens = np.random.default_rng(0).integers(
+            0, model.vocab_size, min(TOKENS, model.context - 1)
+        )
         self._request = Request(0, 0, (Span(tokens.astype(np.int32)),), output_len=1)
         self._rules = BatchRules(max_num_batched_tokens=TOKENS, max_num_seqs=1)
-        config, strategy = EngineParts(spec, engine, self._rules), Strategy(family="none", keep=False)
+        config, strategy = (
+            EngineParts(spec, engine, self._rules),
+            Strategy(family="none", keep=False),
+        )
         policy = build_policy(config, strategy, 0, TOKENS)
         assert isinstance(policy, TreePolicy), "an arm that stores nothing uses the policy `tree`"
         self._engine = build_engine(config, strategy, model, policy, [self._request])
@@ -322,7 +353,9 @@ class FixedStep:
     def _serve(self) -> int:
         from spanlab_sim.run import serve
 
-        row = serve([self._request], self._engine.policy, self._rules, self._engine, lambda record: None)
+        row = serve(
+            [self._request], self._engine.policy, self._rules, self._engine, lambda record: None
+        )
         return round(row.busy_s * 1e9)
 
 
@@ -334,7 +367,8 @@ READINGS = "readings.jsonl"  # file of a study's machine readings, in the order 
 
 
 def repeat_files(folder: Path, arm: str) -> ArmFiles:
-    """Files of the repeated baseline, in a folder by arm, because a resumed study may repeat another arm."""
+    """Files of the repeated baseline, in a folder by arm, because a resumed study may repeat
+    another arm."""
     return ArmFiles.alone(folder / "repeat" / arm, folder / READINGS, folder / "steps")
 
 
@@ -344,13 +378,19 @@ def floor_files(folder: Path, arm: str) -> ArmFiles:
 
 
 def noise_of(study: Study, baseline: ArmFiles, repeat: ArmFiles | None, readings: Path) -> Noise:
-    """Noise of a finished study, from A/A ratios by seed (or between repeats at each load) and all readings."""
+    """Noise of a finished study, from A/A ratios by seed (or between repeats at each load) and all
+    readings."""
     if repeat is None:
         # A/A ratios of each repeat to the previous one, at each load
         ttfts: dict[float | None, dict[int, list[float]]] = {}
         for cell, columns in baseline.columns().items():
-            ttfts.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(_mean_ttft(columns))
-        loads = [[float(np.mean(repeats[repeat])) for repeat in sorted(repeats)] for repeats in ttfts.values()]
+            ttfts.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(
+                _mean_ttft(columns)
+            )
+        loads = [
+            [float(np.mean(repeats[repeat])) for repeat in sorted(repeats)]
+            for repeats in ttfts.values()
+        ]
         aa_ratios = [ratio for repeats in loads for ratio in successive(repeats)]
     else:
         aa_ratios = ratios(mean_ttfts(study, baseline), mean_ttfts(study, repeat))
@@ -358,9 +398,12 @@ def noise_of(study: Study, baseline: ArmFiles, repeat: ArmFiles | None, readings
 
 
 def mean_ttfts(study: Study, files: ArmFiles) -> list[float]:
-    """Mean TTFT in seconds of each finished seed at the study's load, in the order of `study.seeds`."""
+    """Mean TTFT in seconds of each finished seed at the study's load, in the order of
+    `study.seeds`."""
     rate = study.arrivals.rate_rps
-    by_seed = {cell.seed: columns for cell, columns in files.columns().items() if cell.rate_rps == rate}
+    by_seed = {
+        cell.seed: columns for cell, columns in files.columns().items() if cell.rate_rps == rate
+    }
     return [_mean_ttft(by_seed[seed]) for seed in study.runs.seeds if seed in by_seed]
 
 
@@ -370,7 +413,8 @@ def _mean_ttft(columns: Columns) -> float:
 
 
 def withdraw_speedups(data: StudyData, noise: Noise) -> StudyData:
-    """Add the noise as a note; above a limit, also remove the speedups and add a caveat with the reason."""
+    """Add the noise as a note; above a limit, also remove the speedups and add a caveat with the
+    reason."""
     data = replace(data, notes=(*data.notes, noise.description))
     sentence = noise.sentence("speedups")
     if not sentence:

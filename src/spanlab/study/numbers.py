@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from spanlab.records import LOSS_CAUSES, Record, ServedRecord, delays_of
 from spanlab.report.data import LoadPoint
-from spanlab.stats import CLOSED, SATURATED, Clusters, Interval, Run, Stationarity, assess, positive_ratio, share
+from spanlab.stats import (
+    CLOSED,
+    SATURATED,
+    Clusters,
+    Interval,
+    Run,
+    Stationarity,
+    assess,
+    positive_ratio,
+    share,
+)
 
 # ------------------------------------------------------------------------------
 # Token hit rates: over all tokens, as a mean over requests, and by halves of a run.
@@ -28,9 +38,11 @@ def reuse_shares(columns: Columns) -> dict[str, float | list[float]]:
     """Token hit rates of an arm, in three definitions.
 
     `token_hit_rate`          ratio of sums: reused ÷ prompt tokens of all requests
-    `token_hit_rate_mean`     mean of ratios: reused ÷ prompt tokens of each request, with equal weights
-    `token_hit_rate_halves`   ratio of sums in the first and the second half of each seed's requests, by arrival: the
-                              first half includes the start on an empty cache
+    `token_hit_rate_mean`     mean of ratios: reused ÷ prompt tokens of each request, with equal
+                              weights
+    `token_hit_rate_halves`   ratio of sums in the first and the second half of each seed's
+                              requests, by arrival: the first half includes the start on an empty
+                              cache
     """
     prompt, reused = columns["prompt_tokens"], columns["reused_tokens"]
     # mask of the requests in the second half of their seed, by arrival, including the middle one
@@ -65,18 +77,28 @@ GROWING = ("queue_s", "ttft_s", "e2e_s")
 
 
 def read_records(source: Path | IO[bytes]) -> Columns:
-    """Read one arm's records as columns: the fields of Record, or of ServedRecord for a real server.
+    """Read one arm's records as columns: the fields of Record, or of ServedRecord for a real
+    server.
 
     ValueError where a line is no record.
     """
     import pyarrow as pa
     from pyarrow import json
 
-    kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_()}
-    options = json.ParseOptions(pa.schema([(field.name, kinds[str(field.type)]) for field in fields(Record)]))
+    kinds = {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "float | None": pa.float64(),
+        "bool": pa.bool_(),
+    }
+    options = json.ParseOptions(
+        pa.schema([(field.name, kinds[str(field.type)]) for field in fields(Record)])
+    )
     table = json.read_json(source, json.ReadOptions(block_size=1 << 24), options)
     nulls = {name: table.column(name).null_count for name in table.column_names}
-    served = table.num_rows > 0 and all(nulls[name] == table.num_rows for name in nulls.keys() - _SERVED)
+    served = table.num_rows > 0 and all(
+        nulls[name] == table.num_rows for name in nulls.keys() - _SERVED
+    )
     optional = {"rate_rps", "reused_tokens"} if served else {"rate_rps"}
     names = [name for name in table.column_names if not served or name in _SERVED]
     incomplete = [name for name in names if nulls[name] and name not in optional]
@@ -97,8 +119,12 @@ def _values(column: Any) -> NDArray[Any]:
     for chunk in column.chunks:
         valid, data = chunk.buffers()
         rows = slice(chunk.offset, chunk.offset + len(chunk))
-        values: NDArray[Any] = (_bits(data) if boolean else np.frombuffer(data, chunk.type.to_pandas_dtype()))[rows]
-        parts.append(values if not chunk.null_count else np.where(_bits(valid)[rows], values, np.nan))
+        values: NDArray[Any] = (
+            _bits(data) if boolean else np.frombuffer(data, chunk.type.to_pandas_dtype())
+        )[rows]
+        parts.append(
+            values if not chunk.null_count else np.where(_bits(valid)[rows], values, np.nan)
+        )
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
@@ -124,7 +150,9 @@ def requests_needed(percent: float) -> int:
     return 1 if percent <= 50 else round(BEYOND / (1 - percent / 100))
 
 
-def spread(values: NDArray[np.float64], clusters: Clusters) -> tuple[dict[str, Any], list[float] | None]:
+def spread(
+    values: NDArray[np.float64], clusters: Clusters
+) -> tuple[dict[str, Any], list[float] | None]:
     """Mean and percentiles over the requests of all seeds, and the 95 % interval of the mean.
 
     NaN values are ignored. A percentile with too few requests is None.
@@ -162,13 +190,23 @@ class Load:
 def summarise(
     family: str, columns: Columns, runs: list[dict[str, Any]], count_hit_as: str, load: Load
 ) -> dict[str, Any]:
-    """Summarize one arm over the counted requests of all seeds; a saturated arm has no mean delays."""
+    """Summarize one arm over the counted requests of all seeds; a saturated arm has no mean
+    delays."""
     clusters = Clusters.of(columns["seed"], columns["group_id"])
     hits = int((columns[f"{count_hit_as}_tokens"] > 0).sum())
     requests = len(columns["prompt_tokens"])
     tokens: dict[str, Any] = {
         name: int(columns[f"{name}_tokens"].sum())
-        for name in ("prompt", "seen", "matched", "resumable", "reused", "computed", "repaired", "copied")
+        for name in (
+            "prompt",
+            "seen",
+            "matched",
+            "resumable",
+            "reused",
+            "computed",
+            "repaired",
+            "copied",
+        )
     }
     tokens["lost_by_cause"] = {cause: int(columns[f"lost_{cause}"].sum()) for cause in LOSS_CAUSES}
     out: dict[str, Any] = {
@@ -205,8 +243,12 @@ def hit_rate_interval(columns: Columns, clusters: Clusters) -> list[float] | Non
 
 
 def busy_fraction(runs: list[dict[str, Any]]) -> float:
-    """Busy share of the time from zero to the last token, mean over runs and replicas; 0 where no time passed."""
-    shares = [run["busy_s"] / run["makespan_s"] / replicas_of(run) if run["makespan_s"] else 0.0 for run in runs]
+    """Busy share of the time from zero to the last token, mean over runs and replicas; 0 where no
+    time passed."""
+    shares = [
+        run["busy_s"] / run["makespan_s"] / replicas_of(run) if run["makespan_s"] else 0.0
+        for run in runs
+    ]
     return float(np.mean(shares))
 
 
@@ -216,14 +258,18 @@ def replicas_of(run: dict[str, Any]) -> int:
 
 
 def utilisation_of(columns: Columns, runs: list[dict[str, Any]]) -> float | None:
-    """Offered work ÷ capacity: seconds of fully batched steps that the requests need (`demand_s`
-    of a run) ÷ seconds of all replicas in which they arrive, over all runs. n requests arrive in n / (n - 1) times
-    the time from the first to the last. Above 1 the queue must grow, regardless of the busy share.
+    """Offered work ÷ capacity: seconds of fully batched steps that the requests need (`demand_s` of
+    a run) ÷ seconds of all replicas in which they arrive, over all runs. n requests arrive in n /
+    (n - 1) times the time from the first to the last. Above 1 the queue must grow, regardless of
+    the busy share.
 
     None without a timing model, and where all requests arrive at once.
     """
     demands = [run.get("demand_s") for run in runs]
-    offered = sum(replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
+    offered = sum(
+        replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]])
+        for run in runs
+    )
     modelled = [demand for demand in demands if demand is not None]
     if len(modelled) < len(demands) or not offered:
         return None
@@ -242,11 +288,15 @@ def _mean_over(runs: list[dict[str, Any]], key: str) -> float:
 
 
 def copied_mean_bytes(columns: Columns, runs: list[dict[str, Any]], token_bytes: int) -> float:
-    """Bytes of running requests' private copies of spans, from admission to the last token: mean over time, then over
-    runs. `columns` are all records of these runs, including the warm-up."""
-    byte_seconds = columns["copied_tokens"] * (columns["finished_s"] - columns["admitted_s"]) * token_bytes
+    """Bytes of running requests' private copies of spans, from admission to the last token: mean
+    over time, then over runs. `columns` are all records of these runs, including the warm-up."""
+    byte_seconds = (
+        columns["copied_tokens"] * (columns["finished_s"] - columns["admitted_s"]) * token_bytes
+    )
     means = [
-        byte_seconds[columns["seed"] == run["seed"]].sum() / run["makespan_s"] for run in runs if run["makespan_s"]
+        byte_seconds[columns["seed"] == run["seed"]].sum() / run["makespan_s"]
+        for run in runs
+        if run["makespan_s"]
     ]
     return float(np.mean(means)) if means else 0.0
 
@@ -260,8 +310,8 @@ def ttft_sums(columns: Columns) -> NDArray[np.float64]:
 def speedup(baseline: NDArray[np.float64], arm: NDArray[np.float64]) -> dict[str, Any] | None:
     """Mean TTFT of the baseline ÷ mean TTFT of an arm, of the same requests by seed and group.
 
-    Both are resampled together, so that common variation cancels. This is a ratio of means, not a mean of ratios. None
-    where the arm's mean is zero.
+    Both are resampled together, so that common variation cancels. This is a ratio of means, not a
+    mean of ratios. None where the arm's mean is zero.
     """
     if arm.sum() <= 0:
         return None
@@ -269,8 +319,8 @@ def speedup(baseline: NDArray[np.float64], arm: NDArray[np.float64]) -> dict[str
 
 
 def bound_tokens(columns: Columns, hit_last: bool) -> int:
-    """Tokens that an infinite cache would have reused as prefixes: all tokens of prompts that arrived earlier, except
-    the last token unless `hit_last`."""
+    """Tokens that an infinite cache would have reused as prefixes: all tokens of prompts that
+    arrived earlier, except the last token unless `hit_last`."""
     usable = columns["prompt_tokens"] - (0 if hit_last else 1)
     return int(np.minimum(columns["seen_tokens"], usable).sum())
 
@@ -279,14 +329,16 @@ def bound_tokens(columns: Columns, hit_last: bool) -> int:
 # Load of one cell (an arm at a load): stationarity, utilisation and delays.
 # ------------------------------------------------------------------------------
 
-#: Least number of seeds for a band: with fewer, the interval of Student's t is too wide to be useful.
+#: Least number of seeds for a band: with fewer, the interval of Student's t is too wide to be
+#: useful.
 BAND_SEEDS = 5
 
 Runs = list[dict[str, Any]]
 
 
 def load_of(columns: Columns, runs: Runs, clients: int | None = None) -> Load:
-    """Stationarity and utilisation of one cell; `columns` are all its requests, including the warm-up.
+    """Stationarity and utilisation of one cell; `columns` are all its requests, including the
+    warm-up.
 
     `clients`  number of clients of a closed loop, which has no offered load; None: open loop
     """
@@ -295,12 +347,16 @@ def load_of(columns: Columns, runs: Runs, clients: int | None = None) -> Load:
     utilisation = utilisation_of(columns, runs)
     first = columns["first_token_s"]
     seed_masks = [columns["seed"] == seed for seed in np.unique(columns["seed"])]
-    state = assess([Run(columns["arrived_s"][seed_mask], first[seed_mask]) for seed_mask in seed_masks], utilisation)
+    state = assess(
+        [Run(columns["arrived_s"][seed_mask], first[seed_mask]) for seed_mask in seed_masks],
+        utilisation,
+    )
     return Load(state, utilisation, busy_fraction(runs))
 
 
 def load_point(name: str, family: str, columns: Columns, runs: Runs) -> LoadPoint:
-    """Summary of one arm at one load; `columns` are all requests of that load, including the warm-up."""
+    """Summary of one arm at one load; `columns` are all requests of that load, including the
+    warm-up."""
     load = load_of(columns, runs)
     counted = select(columns, columns["counted"].astype(bool))
     clusters = Clusters.of(counted["seed"], counted["group_id"])
@@ -322,12 +378,19 @@ def load_point(name: str, family: str, columns: Columns, runs: Runs) -> LoadPoin
 
 
 def _band(values: Any, clusters: Clusters, saturated: bool) -> dict[str, float | None]:
-    """Mean, its interval and p99; a saturated cell has only its mean, in `unstable`, for figures."""
+    """Mean, its interval and p99; a saturated cell has only its mean, in `unstable`, for
+    figures."""
     points, interval = spread(values, clusters)
     low, high = interval if interval and clusters.seeds >= BAND_SEEDS else (None, None)
     if saturated:
         return {"mean": None, "low": None, "high": None, "p99": None, "unstable": points["mean"]}
-    return {"mean": points["mean"], "low": low, "high": high, "p99": points["p99"], "unstable": None}
+    return {
+        "mean": points["mean"],
+        "low": low,
+        "high": high,
+        "p99": points["p99"],
+        "unstable": None,
+    }
 
 
 # ------------------------------------------------------------------------------
@@ -365,7 +428,9 @@ class RunCell:
     @property
     def name(self) -> str:
         """Text of the cell for file names."""
-        return f"seed{self.seed}-rate{self.rate_rps}" + (f"-repeat{self.repeat}" if self.repeat else "")
+        return f"seed{self.seed}-rate{self.rate_rps}" + (
+            f"-repeat{self.repeat}" if self.repeat else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +438,8 @@ class ArmFiles:
     """Paths of one arm's records and finished runs, and the folder of its step logs.
 
     `readings`  machine readings of the study; None where its runs record none
-    `arm_logs`  folder of the step logs of the study's arms, where these files are of a repeat; None: of an arm
+    `arm_logs`  folder of the step logs of the study's arms, where these files are of a repeat;
+                None: of an arm
     """
 
     records: Path
@@ -391,7 +457,9 @@ class ArmFiles:
     @staticmethod
     def alone(folder: Path, readings: Path, arm_logs: Path | None = None) -> ArmFiles:
         """Files of the only arm in a folder."""
-        return ArmFiles(folder / "records.jsonl", folder / "runs.jsonl", folder / "steps", readings, arm_logs)
+        return ArmFiles(
+            folder / "records.jsonl", folder / "runs.jsonl", folder / "steps", readings, arm_logs
+        )
 
     def log(self, arm: str, cell: RunCell) -> Path:
         """Step log of one run."""
@@ -402,7 +470,8 @@ class ArmFiles:
         return self.log(arm, cell).with_suffix(".npz")
 
     def logits(self, arm: str, cell: RunCell) -> Path:
-        """Logits that scores of a run are relative to; where this is a repeat, those of the arm's run."""
+        """Logits that scores of a run are relative to; where this is a repeat, those of the arm's
+        run."""
         return (self.arm_logs or self.steps) / f"{arm}-{cell.name}.logits.npy"
 
     def serving(self, arm: str, cell: RunCell) -> Path:
@@ -438,7 +507,11 @@ class ArmFiles:
             rows = self.finished()
             end = rows[-1]["records_end"] if rows else 0
             path = self.records
-            error_text = _find_inconsistency(rows, read_records(io.BytesIO(path.read_bytes()[:end]))) if rows else ""
+            error_text = (
+                _find_inconsistency(rows, read_records(io.BytesIO(path.read_bytes()[:end])))
+                if rows
+                else ""
+            )
         except (ValueError, KeyError, TypeError, OSError) as error:
             error_text = " ".join(str(error).split())
         return error_text and f"{path}: {error_text}"
@@ -449,7 +522,8 @@ class ArmFiles:
         self.records.unlink(missing_ok=True)
 
     def sort_cells(self, order: Sequence[RunCell]) -> None:
-        """Sort the cells in the files by `order`, cells that are not in it last, as in an uninterrupted run."""
+        """Sort the cells in the files by `order`, cells that are not in it last, as in an
+        uninterrupted run."""
         rows, position = self.finished(), {cell: index for index, cell in enumerate(order)}
         ordered = sorted(rows, key=lambda row: position.get(RunCell.of(row), len(position)))
         if ordered != rows:
@@ -457,20 +531,28 @@ class ArmFiles:
             for row in rows:
                 parts[RunCell.of(row)], begin = data[begin : row["records_end"]], row["records_end"]
             ends = np.cumsum([len(parts[RunCell.of(row)]) for row in ordered]).tolist()
-            lines = [orjson.dumps(row | {"records_end": end}) + b"\n" for row, end in zip(ordered, ends, strict=True)]
+            lines = [
+                orjson.dumps(row | {"records_end": end}) + b"\n"
+                for row, end in zip(ordered, ends, strict=True)
+            ]
             replace_file(self.records, b"".join(parts[RunCell.of(row)] for row in ordered))
             replace_file(self.runs, b"".join(lines))
 
 
 def _find_inconsistency(rows: Rows, columns: Columns) -> str:
-    """Describe the first difference between records and lines of finished cells; empty where they agree."""
+    """Describe the first difference between records and lines of finished cells; empty where they
+    agree."""
     counts = [row["requests"] for row in rows]
     if sum(counts) != len(columns["seed"]):
         return f"{len(columns['seed'])} records, expected {sum(counts)}"
-    rates = np.array([np.nan if row["rate_rps"] is None else row["rate_rps"] for row in rows], np.float64)
+    rates = np.array(
+        [np.nan if row["rate_rps"] is None else row["rate_rps"] for row in rows], np.float64
+    )
     expected = {"seed": np.array([row["seed"] for row in rows]), "rate_rps": rates}
     for name, values in expected.items():
-        if not np.array_equal(np.repeat(values, counts), columns[name], equal_nan=name == "rate_rps"):
+        if not np.array_equal(
+            np.repeat(values, counts), columns[name], equal_nan=name == "rate_rps"
+        ):
             return f"{name} of some records differs from their cell"
     ids = np.split(columns["request_id"], np.cumsum(counts)[:-1])
     return (
@@ -498,7 +580,8 @@ def replace_file(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Outputs:
-    """`tokens` by request; `logits` by request, float32, shape (recorded tokens, vocabulary), in order of tokens."""
+    """`tokens` by request; `logits` by request, float32, shape (recorded tokens, vocabulary), in
+    order of tokens."""
 
     tokens: dict[int, NDArray[np.int32]]
     logits: dict[int, NDArray[np.float32]]
@@ -511,7 +594,10 @@ def read_outputs(path: Path) -> Outputs:
     pieces = np.split(arrays["tokens"], arrays["ends"][1:-1]) if len(arrays["requests"]) else []
     tokens = dict(zip(arrays["requests"].tolist(), pieces, strict=True))
     requests, order = arrays["keys"][:, 0], np.lexsort(arrays["keys"].T[::-1])
-    logits = {request: arrays["logits"][order[requests[order] == request]] for request in np.unique(requests).tolist()}
+    logits = {
+        request: arrays["logits"][order[requests[order] == request]]
+        for request in np.unique(requests).tolist()
+    }
     return Outputs(tokens, logits)
 
 
@@ -519,14 +605,22 @@ def read_options(path: Path) -> dict[int, list[float]]:
     """Return losses per token of the wrong options by request, from a run that recorded scores."""
     with np.load(path, allow_pickle=False) as file:
         requests, losses = file["options"][:, 0], file["option_nll"]
-    return {request: losses[requests == request].tolist() for request in np.unique(requests).tolist()}
+    return {
+        request: losses[requests == request].tolist() for request in np.unique(requests).tolist()
+    }
 
 
 def read_scores(path: Path) -> dict[int, dict[str, float]]:
-    """Return means over the tokens of each gold answer by request and score, from a run that recorded scores."""
+    """Return means over the tokens of each gold answer by request and score, from a run that
+    recorded scores."""
     with np.load(path, allow_pickle=False) as file:
-        requests, scores = file["scored"][:, 0], {name: file[name] for name in ("nll", "kl", "top1")}
+        requests, scores = (
+            file["scored"][:, 0],
+            {name: file[name] for name in ("nll", "kl", "top1")},
+        )
     means: dict[int, dict[str, float]] = {}
     for request in np.unique(requests).tolist():
-        means[request] = {name: float(values[requests == request].mean()) for name, values in scores.items()}
+        means[request] = {
+            name: float(values[requests == request].mean()) for name, values in scores.items()
+        }
     return means

@@ -94,7 +94,8 @@ def check_boundaries(study: Study, requests: tuple[Request, ...]) -> None:
 
 
 def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
-    """Raise where an arm orders or selects passages and the workload marks no passages, or no gold passages."""
+    """Raise where an arm orders or selects passages and the workload marks no passages, or no gold
+    passages."""
     passages = any(span.independent for request in requests for span in request.spans)
     gold = any(request.gold for request in requests)
     for name in study.chosen():
@@ -102,10 +103,14 @@ def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
         if not (rules.are_default or passages):
             chosen = f"order={rules.order}, view={rules.view}"
             expected = "expected order=given and view=all, or a workload with independent spans, such as rag"
-            raise ValueError(f"arms.{name}.passages.{chosen} with workload.kind={study.workload.kind}: {expected}")
+            raise ValueError(
+                f"arms.{name}.passages.{chosen} with workload.kind={study.workload.kind}: {expected}"
+            )
         if rules.view == "gold" and not gold:
             expected = "expected all or none, because the workload does not mark the passages that an answer needs"
-            raise ValueError(f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}")
+            raise ValueError(
+                f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}"
+            )
 
 
 def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
@@ -116,7 +121,8 @@ def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
 
 
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
-    """Raise where one request alone, with an arm's private copies of its spans, exceeds the store."""
+    """Raise where one request alone, with an arm's private copies of its spans, exceeds the
+    store."""
     model, budget = study.model, study.store.budget
     distinct = {_memory_key(study.arms[name], model): name for name in reversed(study.chosen())}
     for name in distinct.values():
@@ -131,7 +137,9 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
         ):
             if need > limit:
                 detail = (
-                    f", {copies:,} of them copies that arm {name} makes" if copies else " and a state" * bool(state)
+                    f", {copies:,} of them copies that arm {name} makes"
+                    if copies
+                    else " and a state" * bool(state)
                 )
                 raise ValueError(
                     f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, because request "
@@ -140,13 +148,15 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
 
 
 def _memory_key(arm: Strategy, model: ModelSpec) -> Hashable:
-    """Key of the arm settings that decide the memory of a request: span reuse, not the placement of states."""
+    """Key of the arm settings that decide the memory of a request: span reuse, not the placement of
+    states."""
     states = build_progress(model, arm), arm.state_format
     return repr(arm.spans), repr(arm.pool), arm.policy, arm.block_size, states
 
 
 def check_memory(study: Study) -> None:
-    """Raise where budget and weights exceed the card's memory; `constant` timing has no card and is not checked."""
+    """Raise where budget and weights exceed the card's memory; `constant` timing has no card and is
+    not checked."""
     budget = _pool_bytes(study)
     room = room_gib(study)
     if room is None or budget >= UNLIMITED:
@@ -164,18 +174,25 @@ def check_memory(study: Study) -> None:
 
 
 def room_gib(study: Study) -> float | None:
-    """Return the largest store of one device, beside the weights; None for constant timing, which has no device."""
-    return None if study.timing.kind == "constant" else _room_gib(study.hardware.memory_gib, study.model)
+    """Return the largest store of one device, beside the weights; None for constant timing, which
+    has no device."""
+    return (
+        None
+        if study.timing.kind == "constant"
+        else _room_gib(study.hardware.memory_gib, study.model)
+    )
 
 
 def _room_gib(memory_gib: float, model: ModelSpec) -> float:
-    """Return the memory that the weights leave, rounded down, so that a store of the printed size is accepted."""
+    """Return the memory that the weights leave, rounded down, so that a store of the printed size
+    is accepted."""
     room = memory_gib - model.weight_bytes / GIB
     return rounded_down(room) if room > 0 else 0.0
 
 
 def arrival_note(study: Study, requests: tuple[Request, ...]) -> str | None:
-    """Return a note where the study generates arrival times for a workload that has recorded ones; else None."""
+    """Return a note where the study generates arrival times for a workload that has recorded ones;
+    else None."""
     kind = study.arrivals.kind
     if kind == "as_given" or not any(request.arrived_at for request in requests):
         return None
@@ -184,7 +201,8 @@ def arrival_note(study: Study, requests: tuple[Request, ...]) -> str | None:
 
 
 def check_device(study: Study, facts: EngineFacts) -> None:
-    """Raise where budget and weights exceed the memory of the device that the engine really runs on."""
+    """Raise where budget and weights exceed the memory of the device that the engine really runs
+    on."""
     budget = _pool_bytes(study)
     room = _room_gib(facts.memory_bytes / GIB, study.model)
     if room < budget / GIB and budget < UNLIMITED:
@@ -202,8 +220,14 @@ def check_context(study: Study, facts: EngineFacts, requests: tuple[Request, ...
         if tokens <= facts.context:
             continue
         source, longest = study.workload, max(request.spans, key=lambda span: len(span.ids))
-        key = f"workload.kind={source.kind}" if source.path is None else f"workload.path={source.path}"
-        longest_text = f"{len(longest.ids):,} of them in one {'passage' if longest.independent else 'span'}"
+        key = (
+            f"workload.kind={source.kind}"
+            if source.path is None
+            else f"workload.path={source.path}"
+        )
+        longest_text = (
+            f"{len(longest.ids):,} of them in one {'passage' if longest.independent else 'span'}"
+        )
         raise ValueError(
             f"{key}: expected prompts of at most {facts.context:,} tokens with their answers, the positions that "
             f"{facts.model} supports; request {request.id} has {tokens:,}, {longest_text}"
@@ -223,10 +247,12 @@ def _pool_bytes(study: Study) -> int:
 
 
 def with_given_answers(study: Study, workload: Workload) -> Workload:
-    """Return the workload with each request's first gold answer as its output, where `engine.teacher=gold`.
+    """Return the workload with each request's first gold answer as its output, where
+    `engine.teacher=gold`.
 
-    Where scores are recorded, wrong options are added to the requests. A model with recurrent layers scores no options,
-    because its state has advanced. Requests without a gold answer do not change. ValueError where no request has one.
+    Where scores are recorded, wrong options are added to the requests. A model with recurrent
+    layers scores no options, because its state has advanced. Requests without a gold answer do not
+    change. ValueError where no request has one.
     """
     if study.backend != "engine" or study.engine.teacher != GOLD:
         return workload
@@ -242,7 +268,8 @@ def with_given_answers(study: Study, workload: Workload) -> Workload:
     return replace(
         workload,
         requests=tuple(
-            _with_gold_output(request, str(opening), str(choice), tokenizer) for request, opening, choice in rows
+            _with_gold_output(request, str(opening), str(choice), tokenizer)
+            for request, opening, choice in rows
         ),
     )
 
@@ -251,20 +278,26 @@ def gold_tokens(answer: str, opening: str, tokenizer: ChatTokenizer) -> Tokens:
     """Token ids (int32) of a gold answer after a prompt, without the token that ends the turn.
 
     `answer`   gold answers, one per line; the first is used
-    `opening`  start of the answer that the prompt already contains; a space follows it, and no space where it is empty
+    `opening`  start of the answer that the prompt already contains; a space follows it, and no
+               space where it is empty
     """
     first = answer.split("\n", maxsplit=1)[0]
     return tokenizer.encode_with_offsets(f" {first}" if opening else first, literal=True).tokens
 
 
-def _with_gold_output(request: Request, opening: str, choices: str, tokenizer: ChatTokenizer) -> Request:
-    """Return the request with its gold output; `choices` has the question's options, one per line, or is empty."""
+def _with_gold_output(
+    request: Request, opening: str, choices: str, tokenizer: ChatTokenizer
+) -> Request:
+    """Return the request with its gold output; `choices` has the question's options, one per line,
+    or is empty."""
     if request.answer is None:
         return request
     tokens = gold_tokens(request.answer, opening, tokenizer)
     right = request.answer.split("\n")
     options = tuple(
-        gold_tokens(option, opening, tokenizer) for option in choices.split("\n") if option and option not in right
+        gold_tokens(option, opening, tokenizer)
+        for option in choices.split("\n")
+        if option and option not in right
     )
     return replace(request, output=tokens, output_len=len(tokens), options=options)
 
@@ -272,7 +305,9 @@ def _with_gold_output(request: Request, opening: str, choices: str, tokenizer: C
 LoadFunction = Callable[[WorkloadSettings, str, bool], Workload]
 
 
-def check_and_load(study: Study, name: str, root: Path, console: Console, load: LoadFunction) -> Workload:
+def check_and_load(
+    study: Study, name: str, root: Path, console: Console, load: LoadFunction
+) -> Workload:
     """Check packages, login and settings, and return the workload."""
     load_plugins(study.plugins)
     check_packages(study)

@@ -42,20 +42,26 @@ __all__ = ["SERVERS"]
 
 
 class RemoteServer(Backend):
-    """Sends requests to `base_url`, or to a server that it starts, at the times of their arrivals."""
+    """Sends requests to `base_url`, or to a server that it starts, at the times of their
+    arrivals."""
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
         self._server: RunningServer | None = None
         self._started = ExitStack()
 
-    def run(self, job: Job, write: Callable[[ServedRecord], None]) -> Generator[None, None, ServedRun]:
-        """Replay one run, without pauses; ValueError where no request was answered, or where the server ended."""
+    def run(
+        self, job: Job, write: Callable[[ServedRecord], None]
+    ) -> Generator[None, None, ServedRun]:
+        """Replay one run, without pauses; ValueError where no request was answered, or where the
+        server ended."""
         yield from ()
         server = self._start(job)
         base_url = str(self._study.server.base_url) if server is None else server.base_url
 
-        with RunLogs(replace(job, serving=None), None) as logs:  # the gaps are those between response chunks
+        with RunLogs(
+            replace(job, serving=None), None
+        ) as logs:  # the gaps are those between response chunks
 
             def finished(record: ServedRecord) -> None:
                 logs.finished(record)
@@ -63,7 +69,9 @@ class RemoteServer(Backend):
 
             source = Source(self.served(job.requests), job.clients, job.warmup)
             answers = Answers(job, source.early, finished)
-            reset_path = self._study.server.reset_path or (None if server is None else server.kind.reset_path)
+            reset_path = self._study.server.reset_path or (
+                None if server is None else server.kind.reset_path
+            )
             asyncio.run(replay(self._study, base_url, reset_path, source, answers))
         if server is not None:
             server.check_alive()
@@ -84,7 +92,8 @@ class RemoteServer(Backend):
         return answers.row()
 
     def _start(self, job: Job) -> RunningServer | None:
-        """Return the running server for a job; None where it is the user's. One that takes the job's requests goes on.
+        """Return the running server for a job; None where it is the user's. One that takes the
+        job's requests goes on.
 
         A server whose cache cannot be emptied is started again.
         """
@@ -96,7 +105,9 @@ class RemoteServer(Backend):
         if server is None or server.kind.reset_path is None or server.launch.longest < longest:
             self.close()
             names = ("server" if number == 1 else f"server_{number}" for number in count(1))
-            folder = next(path for name in names if not (path := job.steps.parent.parent / name).exists())
+            folder = next(
+                path for name in names if not (path := job.steps.parent.parent / name).exists()
+            )
             launch = Launch(self._study, folder, free_port(settings.port), longest)
             self._server = self._started.enter_context(running(launch))
         return self._server
@@ -191,7 +202,8 @@ _SPARE_CHUNKS = 16  # chunks of one stream without a token: roles, finish reason
 
 
 class FailedRequestError(Exception):
-    """A request without a complete answer; the message is a short reason, printable and without the key."""
+    """A request without a complete answer; the message is a short reason, printable and without the
+    key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +213,8 @@ class Answer:
     `sent_ns`        time at which the request was sent
     `chunks_ns`      arrival time of each chunk with output; a chunk may have several tokens
     `prompt_tokens`, `output_tokens`  token counts of the server
-    `cached_tokens`  prompt tokens that the server did not compute; None if the server does not report them
+    `cached_tokens`  prompt tokens that the server did not compute; None if the server does not
+                     report them
     Times are of `time.perf_counter_ns`.
     """
 
@@ -243,7 +256,8 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
-            headers=headers | {"Accept-Encoding": "identity"},  # a small compressed reply may be a huge one
+            headers=headers
+            | {"Accept-Encoding": "identity"},  # a small compressed reply may be a huge one
             timeout=httpx.Timeout(patience.silence_s),
             limits=limits,
         )
@@ -261,7 +275,9 @@ class Endpoint:
         try:
             return [self._public(model["id"]) for model in orjson.loads(reply)["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise self._failed(f"the reply is no list of models: {reply.decode(errors='replace')}") from error
+            raise self._failed(
+                f"the reply is no list of models: {reply.decode(errors='replace')}"
+            ) from error
 
     async def post(self, path: str) -> None:
         """Post to a path of the host without a body: /reset_prefix_cache, /flush_cache."""
@@ -279,7 +295,8 @@ class Endpoint:
         return str(httpx.URL(self.base_url).copy_with(raw_path=path.encode()))
 
     async def stream(self, call: str, body: bytes, tokens: int, name: str) -> Answer:
-        """Send one streamed call for at most `tokens` tokens; FailedRequestError without a complete answer.
+        """Send one streamed call for at most `tokens` tokens; FailedRequestError without a complete
+        answer.
 
         `name`  identifies the request in logs of the server
         """
@@ -297,7 +314,11 @@ class Endpoint:
             raise self._failed(self._reason(error)) from error
 
     def _open(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] = MappingProxyType({})
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:
         kind = {} if body is None else {"Content-Type": "application/json"}
         return self._client.stream(method, url, content=body, headers={**kind, **headers})
@@ -327,10 +348,17 @@ class Endpoint:
 
 
 class PublicText:
-    """Makes a server's text fit for files and terminals: without the key, in printable characters, on one line."""
+    """Makes a server's text fit for files and terminals: without the key, in printable characters,
+    on one line."""
 
     def __init__(self, key: str) -> None:
-        spellings = {key, quote(key, safe=""), quote_plus(key), html.escape(key), orjson.dumps(key).decode()[1:-1]}
+        spellings = {
+            key,
+            quote(key, safe=""),
+            quote_plus(key),
+            html.escape(key),
+            orjson.dumps(key).decode()[1:-1],
+        }
         pattern = "|".join(re.escape(each) for each in sorted(spellings, key=len, reverse=True))
         self._key = re.compile(pattern, re.IGNORECASE) if key else None
 
@@ -338,7 +366,9 @@ class PublicText:
         """Return the text of an object, at most `length` characters of it."""
         hidden = str(text) if self._key is None else self._key.sub("***", str(text))
         line = " ".join(hidden.split())
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line[:length])
+        return "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in line[:length]
+        )
 
 
 async def _read(reply: httpx.Response) -> bytes:
@@ -352,7 +382,9 @@ async def _read(reply: httpx.Response) -> bytes:
 async def _raw(reply: httpx.Response, most: int) -> AsyncIterator[bytes]:
     """Yield the body in pieces, at most `most` bytes of it."""
     if (encoding := reply.headers.get("Content-Encoding", "identity")) != "identity":
-        raise FailedRequestError(f"the reply has Content-Encoding {encoding}, which was not asked for")
+        raise FailedRequestError(
+            f"the reply has Content-Encoding {encoding}, which was not asked for"
+        )
     received = 0
     async for data in reply.aiter_raw():
         received += len(data)
@@ -392,9 +424,13 @@ class _Stream:
         try:
             event = orjson.loads(data)
         except orjson.JSONDecodeError as error:
-            raise FailedRequestError(f"the stream holds no JSON: {data.decode(errors='replace')}") from error
+            raise FailedRequestError(
+                f"the stream holds no JSON: {data.decode(errors='replace')}"
+            ) from error
         if not isinstance(event, dict):
-            raise FailedRequestError(f"the stream holds no JSON object: {data.decode(errors='replace')}")
+            raise FailedRequestError(
+                f"the stream holds no JSON object: {data.decode(errors='replace')}"
+            )
         if event.get("error"):
             raise FailedRequestError(f"the server ended the stream: {_message(event['error'])}")
         if event.get("choices"):
@@ -411,7 +447,9 @@ class _Stream:
         if not self.chunks_ns:
             raise FailedRequestError("the stream ended without output")
         if not self.usage:
-            raise FailedRequestError("the stream has no usage, which stream_options.include_usage asks for")
+            raise FailedRequestError(
+                "the stream has no usage, which stream_options.include_usage asks for"
+            )
         details = self.usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else details
         prompt = _count("prompt_tokens", self.usage.get("prompt_tokens"), 1, _MOST_TOKENS)
@@ -422,7 +460,9 @@ class _Stream:
 
 def _count(name: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:  # true and false are integers too
-        raise FailedRequestError(f"its usage has {name} {value!r}, expected a whole number from {least} to {most}")
+        raise FailedRequestError(
+            f"its usage has {name} {value!r}, expected a whole number from {least} to {most}"
+        )
     return value
 
 
@@ -448,7 +488,8 @@ def _message(error: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """A request that was sent; its `arrived_at` is the scheduled time, nanoseconds since the start of the run.
+    """A request that was sent; its `arrived_at` is the scheduled time, nanoseconds since the start
+    of the run.
 
     `began_ns`  start of the run, by `time.perf_counter_ns`, the monotonic clock of the machine
     """
@@ -476,8 +517,8 @@ class Calls:
 class Replay:
     """Replay of the requests of a source at their arrival times.
 
-    Connections are not limited, so that requests queue in the server only. A request that waits for a client or for
-    an earlier turn of its session arrives when the source releases it.
+    Connections are not limited, so that requests queue in the server only. A request that waits for
+    a client or for an earlier turn of its session arrives when the source releases it.
     """
 
     calls: Calls
@@ -518,7 +559,9 @@ class Replay:
         try:
             body = self.calls.body(sent.request)
             name = str(sent.request.id)
-            answer = await self.calls.endpoint.stream(self.calls.call, body, sent.request.output_len, name)
+            answer = await self.calls.endpoint.stream(
+                self.calls.call, body, sent.request.output_len, name
+            )
         except FailedRequestError as failure:
             self.calls.on_failure(sent, str(failure))
         else:
@@ -545,7 +588,9 @@ class Replay:
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-async def replay(study: Study, base_url: str, reset_path: str | None, source: Source, answers: Answers) -> None:
+async def replay(
+    study: Study, base_url: str, reset_path: str | None, source: Source, answers: Answers
+) -> None:
     """Send all requests of a source to a server."""
     settings = study.server
     key = api_key("server.api_key_variable", settings.api_key_variable)
@@ -557,7 +602,9 @@ async def replay(study: Study, base_url: str, reset_path: str | None, source: So
         calls = Calls(
             endpoint,
             bodies.call,
-            lambda request: orjson.dumps(bodies.body(request) | _STREAMED, option=orjson.OPT_SERIALIZE_NUMPY),
+            lambda request: orjson.dumps(
+                bodies.body(request) | _STREAMED, option=orjson.OPT_SERIALIZE_NUMPY
+            ),
             answers.answered,
             answers.failed,
         )
@@ -572,14 +619,19 @@ async def _bodies(study: Study, endpoint: Endpoint, base_url: str) -> Bodies:
 
 
 async def only_model(endpoint: Endpoint, base_url: str) -> str:
-    """Name of the only model of a server; ValueError where it lists none or several, or gives no such list."""
+    """Name of the only model of a server; ValueError where it lists none or several, or gives no
+    such list."""
     try:
         models = await endpoint.models()
     except FailedRequestError as failure:
-        expected = f"an OpenAI-compatible server, which lists its models at {endpoint.base_url}/models"
+        expected = (
+            f"an OpenAI-compatible server, which lists its models at {endpoint.base_url}/models"
+        )
         raise ValueError(f"base_url={base_url}: expected {expected}: {failure}") from failure
     if len(models) != 1:
-        names = f"one of {', '.join(models)}" if models else "a name, because the server lists no model"
+        names = (
+            f"one of {', '.join(models)}" if models else "a name, because the server lists no model"
+        )
         raise ValueError(f"server.served_model=null: expected {names}")
     return models[0]
 
@@ -589,4 +641,6 @@ async def reset(endpoint: Endpoint, path: str) -> None:
     try:
         await endpoint.post(path)
     except FailedRequestError as failure:
-        raise ValueError(f"server.reset_path={path}: expected a path that empties the cache: {failure}") from failure
+        raise ValueError(
+            f"server.reset_path={path}: expected a path that empties the cache: {failure}"
+        ) from failure

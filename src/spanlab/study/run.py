@@ -24,7 +24,15 @@ from spanlab.settings.analyses import ANALYSES, DESIGNED, FLOOR, PLAIN, POINTS, 
 from spanlab.settings.server import LoadSweep
 from spanlab.settings.study import Study, worker_count
 from spanlab.study.backends import BACKENDS
-from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, raise_failures, raise_limit, raise_missed, raise_unequal
+from spanlab.study.bounds import (
+    REMEDY,
+    ArmFailure,
+    ArmResult,
+    raise_failures,
+    raise_limit,
+    raise_missed,
+    raise_unequal,
+)
 from spanlab.study.executor import Executor
 from spanlab.study.folder import (
     GROWING,
@@ -88,7 +96,9 @@ class Saturation:
         return {share * self.rate_rps: share for share in shares}
 
 
-def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder: Path, console: Console) -> Saturation:
+def measure_saturation(
+    study: Study, workload: Workload, files: ArmFiles, folder: Path, console: Console
+) -> Saturation:
     """Measure the baseline's saturation rate, or read it from `files` of an interrupted run."""
     arm = study.runs.baseline
     if not files.finished():
@@ -122,7 +132,8 @@ UNCOMPILED = (
 
 
 def could_compile(study: Study, requests: int) -> bool:
-    """Return whether compiled modules would shorten a study of so many requests, and this machine can build them."""
+    """Return whether compiled modules would shorten a study of so many requests, and this machine
+    can build them."""
     chosen = study.executor.compiled == "auto" and study.backend == "sim" and requests >= HEAVY
     return chosen and not is_used() and not missing()
 
@@ -139,7 +150,9 @@ class Host:
 
 
 @named_errors()
-def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host | None = None) -> Path:
+def run_study(
+    study: Study, name: str, root: Path, show: bool = True, host: Host | None = None
+) -> Path:
     """Run a study, write its run folder, and return that folder.
 
     `name`  name of the entry
@@ -224,13 +237,18 @@ class _StudyRun:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Rows in order: the arms, the repeated baseline, the floor, plain transformers, the calibration."""
+        """Rows in order: the arms, the repeated baseline, the floor, plain transformers, the
+        calibration."""
         study, folder = self.study, self.folder.work
         cells = {arm: tuple(run_cells(study, arm)) for arm in self.files}
         rows = [Row(arm, arm, files, cells[arm]) for arm, files in self.files.items()]
         rows += [self.repeat_row] if self.repeat_row else []
         rows += [floor_row(study, folder)] if study.needs(FLOOR) else []
-        rows += [plain_row(study, folder)] if BACKENDS[study.backend].interleaved and study.needs(PLAIN) else []
+        rows += (
+            [plain_row(study, folder)]
+            if BACKENDS[study.backend].interleaved and study.needs(PLAIN)
+            else []
+        )
         if self.calibration:
             rows += calibration_rows(self.calibration, folder / "calibration")
         return rows
@@ -322,7 +340,9 @@ class _StudyRun:
         with arm_progress(totals, self.console) as show:
             return run_tasks(workers, schedule_tasks(self.study, self.rows), show)
 
-    def _finished(self, outcomes: Outcomes, facts: EngineFacts | None, profile: Profile | None) -> Finished:
+    def _finished(
+        self, outcomes: Outcomes, facts: EngineFacts | None, profile: Profile | None
+    ) -> Finished:
         """Return the input of the analyses; ValueError where all arms or the calibration failed."""
         ends = [end for row, end in sorted(outcomes.items()) if row < len(self.files)]
         failed = {end.arm: end.sentence for end in ends if isinstance(end, ArmFailure)}
@@ -333,7 +353,9 @@ class _StudyRun:
             if self.rows[row].calibrates and isinstance(end, ArmFailure):
                 raise ValueError(f"the calibration failed: {end.sentence}; {REMEDY}")
         plain: ArmFiles | ArmFailure | None = None
-        if (number := next((index for index, row in enumerate(self.rows) if row.plain), None)) is not None:
+        if (
+            number := next((index for index, row in enumerate(self.rows) if row.plain), None)
+        ) is not None:
             lost = outcomes.get(number)
             plain = lost if isinstance(lost, ArmFailure) else self.rows[number].files
         noise = None
@@ -379,7 +401,9 @@ class _StudyRun:
         folder = self.folder.work / "figures"
         draws = {name: draw for result in findings for name, draw in result.figures.items()}
         jobs = [workers.submit(_draw_figure, draw, folder / name) for name, draw in draws.items()]
-        return [path for job in as_completed(jobs) for path in job.result() if path.suffix == ".png"]
+        return [
+            path for job in as_completed(jobs) for path in job.result() if path.suffix == ".png"
+        ]
 
 
 def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
@@ -393,7 +417,9 @@ def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) 
 # ------------------------------------------------------------------------------
 
 
-def measure_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
+def measure_profile(
+    study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console
+) -> Profile:
     """Run a separate calibration and return its profile.
 
     It is stored for later studies if the machine was calm.
@@ -422,15 +448,23 @@ def find_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
 def interleaved_calibration(study: Study, requests: tuple[Request, ...]) -> Study:
     """Return a calibration for one round before each of a study's repeats, and one at the end."""
     calibration = calibration_of(study, requests)
-    return calibration.changed(design=replace(calibration.analyses.compare_backends, repeats=study.runs.repeats + 1))
+    return calibration.changed(
+        design=replace(calibration.analyses.compare_backends, repeats=study.runs.repeats + 1)
+    )
 
 
 def calibration_rows(calibration: Study, folder: Path) -> list[Row]:
     """Rows of a calibration within another study; the files are in `folder`."""
     files = {arm: ArmFiles.of_arm(folder, arm) for arm in calibration.chosen()}
     cells = {arm: tuple(run_cells(calibration, arm)) for arm in files}
-    return [Row(CALIBRATION_PREFIX + arm, arm, files[arm], cells[arm], calibrates=True) for arm in files if cells[arm]]
+    return [
+        Row(CALIBRATION_PREFIX + arm, arm, files[arm], cells[arm], calibrates=True)
+        for arm in files
+        if cells[arm]
+    ]
 
 
 def _longest(study: Study, requests: tuple[Request, ...]) -> int:
-    return study.analyses.compare_backends.longest or max(request.num_tokens for request in requests)
+    return study.analyses.compare_backends.longest or max(
+        request.num_tokens for request in requests
+    )

@@ -1,4 +1,5 @@
-"""The entry `schedule`: decisions of our scheduler on given requests, step by step, for comparisons with a server's."""
+"""The entry `schedule`: decisions of our scheduler on given requests, step by step, for comparisons
+with a server's."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Schedule:
 
 
 def checked_cases(settings: Schedule) -> dict[str, Case]:
-    """Return the cases; ValueError for an unknown preset, an unreadable file, or a request that exceeds the memory."""
+    """Return the cases; ValueError for an unknown preset, an unreadable file, or a request that
+    exceeds the memory."""
     from spanlab.schedule import PRESETS, check_fits, read_cases  # pydantic takes time to load
     from spanlab.typed_json import shown
 
@@ -52,6 +54,11 @@ def run_schedule(settings: Schedule, run: str, root: Path) -> None:
     """Read the cases, schedule each, and write the decisions."""
     from spanlab.schedule import PRESETS, schedule
 
-    decided = {name: schedule(case, PRESETS[settings.preset](case)) for name, case in checked_cases(settings).items()}
+    decided = {
+        name: schedule(case, PRESETS[settings.preset](case))
+        for name, case in checked_cases(settings).items()
+    }
     Path(settings.out).write_bytes(orjson.dumps(decided))
-    print(f"{len(decided)} cases, {sum(case.num_steps for case in decided.values()):,} steps: {settings.out}")
+    print(
+        f"{len(decided)} cases, {sum(case.num_steps for case in decided.values()):,} steps: {settings.out}"
+    )

@@ -1,4 +1,5 @@
-"""What a running server tells of its cache: KV events by ZeroMQ, earlier events again, and the counters of /metrics."""
+"""What a running server tells of its cache: KV events by ZeroMQ, earlier events again, and the
+counters of /metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ Frames = list[bytes]
 
 
 class Subscription:
-    """The socket on which messages arrive; `publishers` are connected now, `ever` says whether any was.
+    """The socket on which messages arrive; `publishers` are connected now, `ever` says whether any
+    was.
 
     Raises ValueError for an address that is in use, or where nothing listens.
     """
@@ -65,7 +67,9 @@ class Subscription:
         self._socket.setsockopt(zmq.RCVHWM, _QUEUED)
         self._socket.setsockopt(zmq.IPV6, int("[" in addresses[0]))
         self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor: Any = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
         try:
             for address in addresses:
                 self._open(address, binds)
@@ -88,7 +92,11 @@ class Subscription:
             with socket.create_connection((host.strip("[]"), port), _REACHABLE_S):
                 self._socket.connect(address)
         except zmq.ZMQError as error:
-            in_use = "; where the server listens there itself, socket=connect" if error.errno == zmq.EADDRINUSE else ""
+            in_use = (
+                "; where the server listens there itself, socket=connect"
+                if error.errno == zmq.EADDRINUSE
+                else ""
+            )
             raise ValueError(
                 f"events={address}: expected an address to bind, but {zmq.strerror(error.errno or 0)}{in_use}"
             ) from error
@@ -108,7 +116,10 @@ class Subscription:
 
             event = recv_monitor_message(self._monitor)["event"]
             joined = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self.publishers, self.ever = max(self.publishers + (1 if joined else -1), 0), self.ever or joined
+            self.publishers, self.ever = (
+                max(self.publishers + (1 if joined else -1), 0),
+                self.ever or joined,
+            )
         return self._socket.recv_multipart() if self._socket in ready else None
 
     def close(self) -> None:
@@ -118,13 +129,15 @@ class Subscription:
 
 
 class Repetition:
-    """Asks a server for messages again, at the address of `replay`; `complete` says whether all of them came."""
+    """Asks a server for messages again, at the address of `replay`; `complete` says whether all of
+    them came."""
 
     def __init__(self, address: str) -> None:
         self._address, self.complete = address, False
 
     def messages(self, rank: int, first: int) -> Iterator[Frames]:
-        """Yield topic, number and payload of the messages from number `first` on that the server still has."""
+        """Yield topic, number and payload of the messages from number `first` on that the server
+        still has."""
         import zmq
 
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -160,7 +173,8 @@ _CONFIG = "vllm:cache_config_info"
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Return the values of a reply of /metrics that are known, summed over engines; `blocks`: size of the cache."""
+    """Return the values of a reply of /metrics that are known, summed over engines; `blocks`: size
+    of the cache."""
     values, engines, config = Counter[str](), Counter[str](), dict[str, float]()
     for line in text.splitlines():
         sample = None if line.startswith("#") else _SAMPLE.match(line)
@@ -176,7 +190,9 @@ def read_metrics(text: str) -> dict[str, float]:
             labels = dict(_LABEL.findall(sample[2] or ""))
             for name, label in (("blocks", "num_gpu_blocks"), ("block_size", "block_size")):
                 if labels.get(label, "").isdecimal():
-                    config[name] = float(labels[label]) + (config.get(name, 0.0) if name == "blocks" else 0.0)
+                    config[name] = float(labels[label]) + (
+                        config.get(name, 0.0) if name == "blocks" else 0.0
+                    )
     for key, names in _NAMES.items():
         for served in [name for name in names if name in values][:1]:
             config[key] = values[served] / (engines[served] if key in _SHARES else 1)
@@ -189,7 +205,9 @@ class Metrics:
     def __init__(self, base_url: str, silence_s: float) -> None:
         parts = urlsplit(base_url.rstrip("/"))
         self.base_url, self.last, self.problem = base_url, dict[str, float](), ""
-        self._url = str(urlunsplit(parts._replace(path=f"{parts.path.removesuffix('/v1')}/metrics")))
+        self._url = str(
+            urlunsplit(parts._replace(path=f"{parts.path.removesuffix('/v1')}/metrics"))
+        )
         self._client = httpx.Client(timeout=min(silence_s, _REACHABLE_S), trust_env=False)
         self._failing_since: float | None = None
 
@@ -202,7 +220,9 @@ class Metrics:
                 for data in reply.iter_bytes():
                     body += data
                     if len(body) > _LARGEST_REPLY:
-                        raise httpx.DecodingError(f"the reply is longer than {_LARGEST_REPLY:,} bytes")
+                        raise httpx.DecodingError(
+                            f"the reply is longer than {_LARGEST_REPLY:,} bytes"
+                        )
         except httpx.HTTPError as error:
             self.problem = str(error) or type(error).__name__
             self._failing_since = self._failing_since or time.monotonic()

@@ -24,7 +24,15 @@ from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, sentence
 from spanlab.provenance import run_facts
 from spanlab.registry import entry_of
-from spanlab.report.sweep import SweepPoint, as_value, draw_sweep, failures, rate_tables, sweep_rows, sweep_tables
+from spanlab.report.sweep import (
+    SweepPoint,
+    as_value,
+    draw_sweep,
+    failures,
+    rate_tables,
+    sweep_rows,
+    sweep_tables,
+)
 from spanlab.report.table import Page, Table, facts_of, print_tables, tracker_rows, write_page
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.composition import as_settings, compose_entry
@@ -76,7 +84,10 @@ class LastWorkload:
         arguments = asdict(settings), cache_dir, serves
         if self._last is None or arguments != self._last_arguments:
             self._last = None  # else both would be in memory
-            self._last_arguments, self._last = arguments, build_workload(settings, cache_dir, serves)
+            self._last_arguments, self._last = (
+                arguments,
+                build_workload(settings, cache_dir, serves),
+            )
         return self._last
 
 
@@ -231,7 +242,8 @@ def sweep_names(study: Study, root: Path) -> tuple[Any, ...]:
 
 
 def points_of_sweep(study: Study, compose: Compose) -> Iterator[tuple[str, Study]]:
-    """Yield name and study of each point, equal settings once; ValueError for the first that cannot be composed."""
+    """Yield name and study of each point, equal settings once; ValueError for the first that cannot
+    be composed."""
     known = set()
     for axis in parse_axes(study.runs.sweep):
         for values in axis.combinations():
@@ -262,7 +274,8 @@ def _of_point(study: Study, point: Study, overrides: Sequence[str]) -> Study:
 
 
 def parse_axes(texts: list[str]) -> list[Axis]:
-    """Parse axes in Hydra's sweep syntax: KEY=A,B,C, further keys after spaces; ValueError for any other text."""
+    """Parse axes in Hydra's sweep syntax: KEY=A,B,C, further keys after spaces; ValueError for any
+    other text."""
     axes = []
     for text in texts:
         expected = f"sweep={text}: expected KEY=A,B,... with two values or more"
@@ -271,14 +284,20 @@ def parse_axes(texts: list[str]) -> list[Axis]:
         except HydraException as error:
             raise ValueError(expected) from error
         keys = tuple(assignment.partition("=")[0] for assignment in text.split())
-        if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
+        if (
+            not keys
+            or not all(keys)
+            or not all(override.is_sweep_override() for override in overrides)
+        ):
             raise ValueError(expected)
         values = (tuple(map(str, override.sweep_string_iterator())) for override in overrides)
         axes.append(Axis(keys, tuple(values)))
     return axes
 
 
-def run_points(study: Study, name: str, root: Path, compose: Compose, axes: Sequence[Axis]) -> Iterator[SweepPoint]:
+def run_points(
+    study: Study, name: str, root: Path, compose: Compose, axes: Sequence[Axis]
+) -> Iterator[SweepPoint]:
     """Run all points, and yield their results axis by axis.
 
     Points with equal settings run once, even on different axes.
@@ -360,7 +379,17 @@ def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> l
 
 def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
     """Contents of a sweep's `summary.json`: keys that all points share, every point, every row."""
-    shared = ["study", "workload", "model", "hardware", "timing", "backend", "engine", "store", "seeds"]
+    shared = [
+        "study",
+        "workload",
+        "model",
+        "hardware",
+        "timing",
+        "backend",
+        "engine",
+        "store",
+        "seeds",
+    ]
     ran = [(point.run, point.summary) for point in points if point.summary is not None]
     caveats = dict.fromkeys(caveat for _, summary in ran for caveat in summary["caveats"])
     walls = {run: summary["wall_s"] for run, summary in ran}
@@ -389,7 +418,8 @@ def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
 
 
 def run_settings(study: Study, entry: str, overrides: Sequence[str], show: bool = True) -> Path:
-    """Run a study or a sweep, and return its folder; Hydra has to be initialized, for the points of a sweep.
+    """Run a study or a sweep, and return its folder; Hydra has to be initialized, for the points of
+    a sweep.
 
     `overrides`  overrides of the command line, which the points of a sweep have too
     `show`       print the tables of a study
@@ -407,7 +437,9 @@ class PointComposer:
     `make`       function that converts a composed config to checked settings
     """
 
-    def __init__(self, entry: str, overrides: Sequence[str], make: Callable[[DictConfig], Any]) -> None:
+    def __init__(
+        self, entry: str, overrides: Sequence[str], make: Callable[[DictConfig], Any]
+    ) -> None:
         self._entry, self._overrides, self._make = entry, overrides, make
 
     def __call__(self, *point_overrides: str) -> Any:
@@ -460,7 +492,8 @@ def describe_run(study: Study, name: str, root: Path, compose: Compose) -> str:
 
 
 def _requests(study: Study, name: str, root: Path, console: Console, load: LoadFunction) -> int:
-    """Check a study with its workload and the names of its run, and return the requests of a run."""
+    """Check a study with its workload and the names of its run, and return the requests of a
+    run."""
     workload = load_workload(study, name, root, console, load)
     check_names(*folder_names(study, name, root, workload))
     return study.workload.popularity.requests or workload.size

@@ -1,4 +1,5 @@
-"""Verdicts on properties of reuse, and on the difference of two greedy answers to the same prompt."""
+"""Verdicts on properties of reuse, and on the difference of two greedy answers to the same
+prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from spanlab.report.table import MISSING, Cell, Column, Table, significant
 # Measurements of properties and the verdicts on them.
 # ------------------------------------------------------------------------------
 
-PASSED, FAILED, REFUSED, ABSENT, UNTESTED = "passed", "failed", "refused", "not applicable", "not tested"
+PASSED, FAILED, REFUSED, ABSENT, UNTESTED = (
+    "passed",
+    "failed",
+    "refused",
+    "not applicable",
+    "not tested",
+)
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,11 @@ class Choice:
 
     @property
     def least(self) -> float:
-        """Smallest reported log-probability of the other tokens: no token that is not reported has a larger one."""
+        """Smallest reported log-probability of the other tokens: no token that is not reported has
+        a larger one."""
         return min(
-            (value for token, value in self.logprobs.items() if token != self.token), default=self.logprobs[self.token]
+            (value for token, value in self.logprobs.items() if token != self.token),
+            default=self.logprobs[self.token],
         )
 
     def at_most(self, token: str) -> float:
@@ -154,7 +163,8 @@ def difference(answer: Sequence[Choice], reference: Sequence[Choice]) -> Differe
 
 
 def logit_step(answers: Iterable[Sequence[Choice]]) -> float:
-    """Step of the logits in narrow formats, as bfloat16: all gaps of log-probabilities are multiples; 0: no step."""
+    """Step of the logits in narrow formats, as bfloat16: all gaps of log-probabilities are
+    multiples; 0: no step."""
     gaps: list[float] = []
     for choices in answers:
         for choice in choices:
@@ -167,12 +177,21 @@ def logit_step(answers: Iterable[Sequence[Choice]]) -> float:
 
 
 def _distance(ours: Choice, theirs: Choice) -> float:
-    """Largest difference of log-probabilities; for a token that one answer does not report, the least possible."""
+    """Largest difference of log-probabilities; for a token that one answer does not report, the
+    least possible."""
     differences = [
-        abs(value - theirs.logprobs[token]) for token, value in ours.logprobs.items() if token in theirs.logprobs
+        abs(value - theirs.logprobs[token])
+        for token, value in ours.logprobs.items()
+        if token in theirs.logprobs
     ]
-    differences += [value - theirs.least for token, value in ours.logprobs.items() if token not in theirs.logprobs]
-    differences += [value - ours.least for token, value in theirs.logprobs.items() if token not in ours.logprobs]
+    differences += [
+        value - theirs.least
+        for token, value in ours.logprobs.items()
+        if token not in theirs.logprobs
+    ]
+    differences += [
+        value - ours.least for token, value in theirs.logprobs.items() if token not in ours.logprobs
+    ]
     return max(0.0, *differences)
 
 
@@ -187,6 +206,9 @@ def _ended(so_far: Difference, answer: Sequence[Choice], reference: Sequence[Cho
     choice = longer[end]
     gap = choice.logprobs[choice.token] - choice.least
     ours = longer is answer
-    tokens, gaps = (choice.token, "") if ours else ("", choice.token), (gap, 0.0) if ours else (0.0, gap)
+    tokens, gaps = (
+        (choice.token, "") if ours else ("", choice.token),
+        (gap, 0.0) if ours else (0.0, gap),
+    )
     worst, position = max((so_far.value, so_far.position), (gap / 2, end))
     return Difference(worst, position, end, tokens, gaps)

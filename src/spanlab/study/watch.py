@@ -1,4 +1,5 @@
-"""The entry `watch`: the prefix cache of a running server, live; at the end, a page of `explain` about its stream."""
+"""The entry `watch`: the prefix cache of a running server, live; at the end, a page of `explain`
+about its stream."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ from spanlab.settings.composition import as_settings, compose_entry
 from spanlab.settings.server import OutputSettings, check_address
 from spanlab.settings.study import Study
 from spanlab.study.folder import RunFolder, entry_folder, print_line, publish, write_results
-from spanlab.study.server_stream import NUMBER_BYTES, Frames, Metrics, Repetition, Subscription, host_and_port, of_rank
+from spanlab.study.server_stream import (
+    NUMBER_BYTES,
+    Frames,
+    Metrics,
+    Repetition,
+    Subscription,
+    host_and_port,
+    of_rank,
+)
 from spanlab.workloads.logs.kv_events import (
     BLOCK_CAUSES,
     CLEARED,
@@ -58,19 +67,22 @@ _LAST_PORT = 65535
 
 @dataclass
 class Watch:
-    """Show hit rate, ceilings, occupancy and causes of computed blocks of a running server; docs/watch.md has details.
+    """Show hit rate, ceilings, occupancy and causes of computed blocks of a running server;
+    docs/watch.md has details.
 
     `events`      ZeroMQ address of its KV events: tcp://HOST:PORT; port 0 binds a free one
-    `socket`      bind: the server connects there, as vLLM does where it is given the same address; connect: the server
-                  listens there, as vLLM does where it is given tcp://*:PORT
-    `base_url`    its address, http://HOST:PORT, whose /metrics are read; null: hit rate and ceilings are unknown
+    `socket`      bind: the server connects there, as vLLM does where it is given the same address;
+                  connect: the server listens there, as vLLM does where it is given tcp://*:PORT
+    `base_url`    its address, http://HOST:PORT, whose /metrics are read; null: hit rate and
+                  ceilings are unknown
     `replay`      address where it repeats earlier events, tcp://HOST:PORT; null: none
     `topic`       topic of the events; empty: all
     `ranks`       data-parallel ranks; each has an address of its own, with the next port
     `duration_s`  seconds after which the watch ends; null: Ctrl-C ends it
     `interval_s`  seconds between two readings of the counters
     `silence_s`   seconds without an answer after which the server counts as gone
-    `public`      whether an address that other machines reach may be bound: events contain all prompts
+    `public`      whether an address that other machines reach may be bound: events contain all
+                  prompts
     `page`        whether the stream is explained at the end
     `explain`     overrides of `explain` for that page, such as model=qwen3-8b
     `output`      where the run is written
@@ -97,7 +109,9 @@ class Watch:
         for key in ("events", "replay"):
             if (address := getattr(self, key)) is not None:
                 port = (host_and_port(address) or ("", -1))[1]
-                is_free = port == 0 and key == "events" and self.socket == "bind" and self.ranks == 1
+                is_free = (
+                    port == 0 and key == "events" and self.socket == "bind" and self.ranks == 1
+                )
                 if not (is_free or 1 <= port <= _LAST_PORT + 1 - self.ranks):
                     raise ValueError(f"{key}={address}: expected tcp://HOST:PORT")
         host = (host_and_port(self.events) or ("", 0))[0]
@@ -123,8 +137,10 @@ class Picture:
     """State of a watch: the caches by their events, and the counters of the server.
 
     `streams`  by cache group; a hybrid model stores each prompt once in every group
-    `recovered`, `unanswered`  messages that the server sent again, and requests for such without a complete answer
-    `earlier`  tokens by cause, and at other positions, of messages from before the first reading of the counters
+    `recovered`, `unanswered`  messages that the server sent again, and requests for such without a
+                               complete answer
+    `earlier`  tokens by cause, and at other positions, of messages from before the first reading of
+               the counters
     """
 
     streams: dict[int | None, BlockStream] = field(default_factory=dict)
@@ -162,33 +178,42 @@ class Picture:
     def take_readings(self, readings: dict[str, float]) -> None:
         """Take a reading of the server's counters."""
         self.readings = readings
-        self.generated = readings.get("generated", 0.0) if self.generated is None else self.generated
+        self.generated = (
+            readings.get("generated", 0.0) if self.generated is None else self.generated
+        )
         self.counters.add(readings.get(QUERIES), readings.get(HITS))
 
     @property
     def stream(self) -> BlockStream:
-        """Return the blocks of the group whose blocks are prompts: the first of full attention, or the first one."""
+        """Return the blocks of the group whose blocks are prompts: the first of full attention, or
+        the first one."""
         full = [group for group, kind in self.kinds.items() if kind in FULL_ATTENTION]
         return self.streams[(full or list(self.kinds))[0]] if self.kinds else BlockStream()
 
     def leave_out_earlier(self) -> None:
-        """Exclude all messages so far from the ceilings, for the counters do not have their prompts."""
+        """Exclude all messages so far from the ceilings, for the counters do not have their
+        prompts."""
         self.earlier = self._of_prompts()
 
     def _of_prompts(self) -> Counter[str]:
-        """Return the tokens of computed blocks of prompts by cause, and those at other positions."""
+        """Return the tokens of computed blocks of prompts by cause, and those at other
+        positions."""
         stream = self.stream
         return stream.tokens - stream.answers + Counter({"elsewhere": stream.elsewhere})
 
     def numbers(self) -> dict[str, Any]:
-        """Return the numbers that are shown: shares of the prompt tokens, blocks, and counts of messages."""
+        """Return the numbers that are shown: shares of the prompt tokens, blocks, and counts of
+        messages."""
         stream, prompt, cached = self.stream, self.counters.prompt, self.counters.cached
         computed = self._of_prompts() - self.earlier
         again = cached + sum(computed[cause] for cause in _AGAIN)
         anywhere = again + computed["elsewhere"]
         rates = {"hit_rate": cached, "ceiling_prefix": again, "ceiling_any_position": anywhere}
         return {
-            **{name: min(tokens / prompt, 1.0) if prompt else None for name, tokens in rates.items()},
+            **{
+                name: min(tokens / prompt, 1.0) if prompt else None
+                for name, tokens in rates.items()
+            },
             "prompt_tokens": prompt,
             "cached_tokens": cached,
             "in_use": self.readings.get("in_use"),
@@ -219,11 +244,17 @@ def caveats_of(picture: Picture, numbers: Mapping[str, Any]) -> list[str]:
             f"stand on the {numbers['messages']:,} that came"
         )
     if picture.unanswered:
-        notes.append(f"{picture.unanswered:,} requests for missing messages had no complete answer of replay=")
+        notes.append(
+            f"{picture.unanswered:,} requests for missing messages had no complete answer of replay="
+        )
     if before := numbers["messages_before"]:
-        notes.append(f"{before:,} messages were sent before: what they stored counts as never stored")
+        notes.append(
+            f"{before:,} messages were sent before: what they stored counts as never stored"
+        )
     if numbers["hit_rate"] is None:
-        reason = "no prompt was served between two readings" if picture.readings else "base_url=null"
+        reason = (
+            "no prompt was served between two readings" if picture.readings else "base_url=null"
+        )
         notes.append(f"hit rate and ceilings are unknown: {reason}")
     else:
         generated = picture.readings.get("generated", 0.0) - (picture.generated or 0.0)
@@ -252,7 +283,10 @@ class Screen:
     """Shows the numbers on a console."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
+        self._console, self._live = (
+            console,
+            Live(console=console, auto_refresh=False, transient=True),
+        )
         self._computed, self._line_before = 0, ""
 
     def __enter__(self) -> Screen:
@@ -279,7 +313,8 @@ class Screen:
         for row in _cause_rows(numbers):
             causes.add_row(row["meaning"], f"{row['blocks']:,}", percent(row["share"]).text)
         self._live.update(
-            Group(Text(f"{seconds:.0f} s · {line}"), shares, Text("computed blocks"), causes), refresh=True
+            Group(Text(f"{seconds:.0f} s · {line}"), shares, Text("computed blocks"), causes),
+            refresh=True,
         )
 
     def _line(self, numbers: Mapping[str, Any]) -> str:
@@ -290,7 +325,11 @@ class Screen:
             f"{percent(numbers['ceiling_any_position']).text} any position",
             f"in use {percent(numbers['in_use']).text}, {numbers['blocks_cached']:,} blocks cached"
             + ("" if numbers["blocks"] is None else f" of {numbers['blocks']:,.0f}"),
-            *(f"{numbers[name]:.0f} {name}" for name in ("running", "waiting") if numbers[name] is not None),
+            *(
+                f"{numbers[name]:.0f} {name}"
+                for name in ("running", "waiting")
+                if numbers[name] is not None
+            ),
             f"{numbers['blocks_computed']:,} blocks computed (+{numbers['blocks_computed'] - self._computed:,})"
             + "".join(f", {blocks:,} {cause}" for cause, blocks in causes.items()),
         ]
@@ -309,7 +348,11 @@ def _cause_rows(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def tables_of(numbers: Mapping[str, Any], title: str, notes: list[str]) -> list[Table]:
     """Return the tables of a finished watch: shares, and computed blocks by cause."""
-    rows = tuple((word(text), percent(numbers.get(name))) for name, text in _SHOWN.items() if name != "hit_rate_now")
+    rows = tuple(
+        (word(text), percent(numbers.get(name)))
+        for name, text in _SHOWN.items()
+        if name != "hit_rate_now"
+    )
     columns = Column("quantity", "quantity", left=True), Column("share", "share")
     fields = (
         Field("cause", "cause", word, left=True),
@@ -331,7 +374,8 @@ _POLL_S = 0.2  # after which a signal is noticed
 
 @dataclass
 class WatchRun:
-    """A watch in progress; `capture` gets every message as it came, in the form that explain reads."""
+    """A watch in progress; `capture` gets every message as it came, in the form that explain
+    reads."""
 
     settings: Watch
     capture: IO[bytes]
@@ -352,7 +396,10 @@ class WatchRun:
         shown = time.monotonic()
         while not is_ended():
             now = time.monotonic()
-            if self.settings.duration_s is not None and now - self.started >= self.settings.duration_s:
+            if (
+                self.settings.duration_s is not None
+                and now - self.started >= self.settings.duration_s
+            ):
                 break
             if now - shown >= self.settings.interval_s:
                 shown = now
@@ -375,7 +422,9 @@ class WatchRun:
         if numbers["blocks"]:
             numbers["cached_share"] = min(numbers["blocks_cached"] / numbers["blocks"], 1.0)
         seconds = time.monotonic() - self.started
-        self.readings.write(orjson.dumps({"seconds": seconds} | numbers, option=orjson.OPT_APPEND_NEWLINE))
+        self.readings.write(
+            orjson.dumps({"seconds": seconds} | numbers, option=orjson.OPT_APPEND_NEWLINE)
+        )
         for file in (self.readings, self.capture):
             file.flush()
         screen.show(seconds, numbers)
@@ -385,7 +434,8 @@ class WatchRun:
         self._write({METRICS: readings, "at": time.time()})
 
     def _gone(self, now: float) -> str:
-        """Return the sentence that the server is gone; empty while it answers, or a publisher is connected."""
+        """Return the sentence that the server is gone; empty while it answers, or a publisher is
+        connected."""
         silence = self.settings.silence_s
         if self.metrics is not None:
             if self.metrics.silent_s < silence:
@@ -402,7 +452,8 @@ class WatchRun:
         )
 
     def receive(self, frames: Frames) -> None:
-        """Take a message, after those that are missing before it and that the server sends again."""
+        """Take a message, after those that are missing before it and that the server sends
+        again."""
         if (batch := self._batch(frames)) is None:
             return
         topic, number = frames[0], int.from_bytes(frames[1], "big")
@@ -447,9 +498,12 @@ class WatchRun:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second signal afterwards acts as usual."""
+    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second signal afterwards acts
+    as usual."""
     came = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread gets signals
         yield came.is_set
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -464,7 +518,8 @@ def _signals() -> Iterator[Callable[[], bool]]:
 
 @entry("watch", Watch)
 def run_watch(settings: Watch, run: str, root: Path) -> None:
-    """Watch a server, write the stream and the numbers, and explain the stream; ValueError where the server is gone."""
+    """Watch a server, write the stream and the numbers, and explain the stream; ValueError where
+    the server is gone."""
     started, console = time.perf_counter(), Console(stderr=True)
     page = _page_of(settings, run) if settings.page else None
     with entry_folder(settings, "watch", run, root) as folder:
@@ -482,13 +537,18 @@ def run_watch(settings: Watch, run: str, root: Path) -> None:
         _explain(page, settings, picture.readings, folder.path / CAPTURE, root)
     if not picture.messages:
         connected = "the server is connected, and stored no block" if problem == "" else problem
-        raise ValueError(f"events={settings.events}: expected KV events, but no message came: {connected}")
+        raise ValueError(
+            f"events={settings.events}: expected KV events, but no message came: {connected}"
+        )
     if problem:
-        raise ValueError(f"{problem}; expected a server until the end, and {folder.path} has what came before")
+        raise ValueError(
+            f"{problem}; expected a server until the end, and {folder.path} has what came before"
+        )
 
 
 def _watched(settings: Watch, folder: RunFolder, console: Console) -> tuple[Picture, str]:
-    """Watch until the end; return the picture, and why it ended early, or why no message can have come."""
+    """Watch until the end; return the picture, and why it ended early, or why no message can have
+    come."""
     with ExitStack() as stack:
         metrics = None
         if settings.base_url is not None:
@@ -498,7 +558,9 @@ def _watched(settings: Watch, folder: RunFolder, console: Console) -> tuple[Pict
         addresses = [of_rank(settings.events, rank) for rank in range(settings.ranks)]
         subscription = Subscription(addresses, settings.socket == "bind", settings.topic)
         stack.callback(subscription.close)
-        capture, readings = (stack.enter_context((folder.work / name).open("wb")) for name in (CAPTURE, READINGS))
+        capture, readings = (
+            stack.enter_context((folder.work / name).open("wb")) for name in (CAPTURE, READINGS)
+        )
         is_ended = stack.enter_context(_signals())
         verb = "waits for events at" if settings.socket == "bind" else "reads events from"
         print_line(console, f"watch {verb} {subscription.address}; Ctrl-C ends it")
@@ -524,8 +586,11 @@ def _page_of(settings: Watch, run: str, *overrides: str) -> Study:
     return study
 
 
-def _explain(page: Study, settings: Watch, readings: Mapping[str, float], capture: Path, root: Path) -> None:
-    """Write and print the page of a captured stream, with the server's block size and memory unless they are chosen."""
+def _explain(
+    page: Study, settings: Watch, readings: Mapping[str, float], capture: Path, root: Path
+) -> None:
+    """Write and print the page of a captured stream, with the server's block size and memory unless
+    they are chosen."""
     from spanlab.study.run import run_study
 
     quoted = str(capture).replace("\\", "\\\\").replace("'", "\\'")

@@ -22,7 +22,15 @@ from spanlab.settings.study import Study
 from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import REMEDY, ArmFailure, ArmResult, StudyBounds, read_arm
 from spanlab.study.executor import KILLED, Executor, ProcessKilledError, check_active, executor
-from spanlab.study.jobs import Jobs, Runtime, Task, calibration_of, designed_workload, run_arm, run_cells
+from spanlab.study.jobs import (
+    Jobs,
+    Runtime,
+    Task,
+    calibration_of,
+    designed_workload,
+    run_arm,
+    run_cells,
+)
 from spanlab.study.machine import PLAIN_NAME
 from spanlab.study.numbers import RunCell
 

@@ -1,4 +1,5 @@
-"""Workloads: requests from texts, measured shapes, traces, tables of token ids, and synthetic prompts."""
+"""Workloads: requests from texts, measured shapes, traces, tables of token ids, and synthetic
+prompts."""
 
 from spanlab.workloads import alias, chats, queries, questions, reading, synthetic  # noqa: F401 - register kinds
 from spanlab.workloads.files import SourceUnavailable

@@ -29,14 +29,16 @@ _VOWELS = "aeiou"
 _CODAS = "lmnrst"
 _LAST_VOWELS = "aiou"
 _ENDINGS = "qz"
-#: Letters of each position: ve-lon-diq. All words have the same length, so no word is a substring of another.
+#: Letters of each position: ve-lon-diq. All words have the same length, so no word is a substring
+#: of another.
 _LETTERS = (_ONSETS, _VOWELS, _ONSETS, _VOWELS, _CODAS, _ONSETS, _LAST_VOWELS, _ENDINGS)
 
 WORDS = math.prod(map(len, _LETTERS))
 
 
 def invented_word(number: int) -> str:
-    """Return the word of eight letters for `number`, 0 ≤ number < WORDS: one letter per mixed-radix digit.
+    """Return the word of eight letters for `number`, 0 ≤ number < WORDS: one letter per mixed-radix
+    digit.
 
     Different numbers give different words; the lowest digit is the first letter.
     """
@@ -58,7 +60,9 @@ class WordGenerator:
     def fresh(self) -> str:
         """Return a word that this generator has not returned before."""
         if len(self._used) > WORDS // 2:
-            raise ValueError(f"names={len(self._used)}: expected at most {WORDS // 2} different names")
+            raise ValueError(
+                f"names={len(self._used)}: expected at most {WORDS // 2} different names"
+            )
         while (number := int(self._rng.integers(WORDS))) in self._used:
             pass
         self._used.add(number)
@@ -73,7 +77,8 @@ class WordGenerator:
 #: Verb forms: in a document, and in a question.
 _RELATIONS = (("weighs", "weigh"), ("costs", "cost"), ("holds", "hold"), ("needs", "need"))
 
-# Filler mentions no names, aliases or numbers. Lengths are 3, 4, 5, 6 words, so that they sum to any total from 3 up.
+# Filler mentions no names, aliases or numbers. Lengths are 3, 4, 5, 6 words, so that they sum to
+# any total from 3 up.
 _FILLERS = (
     "Some {} sleep.",
     "Few {} like rain.",
@@ -94,7 +99,8 @@ MOST_DISTRACTORS = 2 * (len(NUMBERS) - 1)
 class AliasChain:
     """One question with its documents and its only answer.
 
-    `definition`, `usage`  indexes of the document that defines the alias and of the one that gives its number.
+    `definition`, `usage`  indexes of the document that defines the alias and of the one that gives
+                           its number.
     `vocabulary`           every invented word of documents and question, sorted.
     """
 
@@ -114,8 +120,11 @@ class _Facts:
     names: tuple[str, ...]
 
 
-def alias_chains(count: int, document_words: int, distractors: int = 2, seed: int = 0) -> list[AliasChain]:
-    """Make `count` questions, each with 2 + distractors documents of exactly `document_words` words, in shuffled order.
+def alias_chains(
+    count: int, document_words: int, distractors: int = 2, seed: int = 0
+) -> list[AliasChain]:
+    """Make `count` questions, each with 2 + distractors documents of exactly `document_words`
+    words, in shuffled order.
 
     A distractor is half of another chain with the same verb and unit, so that only the alias leads
     to the answer. No name occurs in two questions. For one seed, the first questions do not depend
@@ -128,10 +137,16 @@ def alias_chains(count: int, document_words: int, distractors: int = 2, seed: in
     for _ in range(count):
         facts = _facts(distractors, mint, rng)
         order = rng.permutation(len(facts.sentences)).tolist()
-        documents = tuple(_document(facts.sentences[number], document_words, filler, rng) for number in order)
+        documents = tuple(
+            _document(facts.sentences[number], document_words, filler, rng) for number in order
+        )
         prompt = " ".join((*documents, facts.question))
         vocabulary = tuple(sorted(word for word in {*facts.names, *filler} if word in prompt))
-        chains.append(AliasChain(documents, facts.question, facts.answer, order.index(0), order.index(1), vocabulary))
+        chains.append(
+            AliasChain(
+                documents, facts.question, facts.answer, order.index(0), order.index(1), vocabulary
+            )
+        )
     return chains
 
 
@@ -144,10 +159,11 @@ def _facts(distractors: int, mint: WordGenerator, rng: np.random.Generator) -> _
         (f"The {name} is also called the {alias}.", f"The {alias} {verb} {number} {unit}.")
         for (name, alias), number in zip(names_and_aliases, numbers, strict=True)
     ]
-    # A single sentence of a pair distracts more if it holds a number, so each pair's usage comes first.
-    extra_sentences = [sentence for definition, usage in sentence_pairs[1:] for sentence in (usage, definition)][
-        :distractors
-    ]
+    # A single sentence of a pair distracts more if it holds a number, so each pair's usage comes
+    # first.
+    extra_sentences = [
+        sentence for definition, usage in sentence_pairs[1:] for sentence in (usage, definition)
+    ][:distractors]
     return _Facts(
         sentences=(*sentence_pairs[0], *extra_sentences),
         question=f"How many {unit} does the {names_and_aliases[0][0]} {infinitive}?",
@@ -160,7 +176,8 @@ def _document(fact: str, length: int, filler: tuple[str, ...], rng: np.random.Ge
     """Return `length` words: the fact at a random position among filler sentences."""
     sentences, missing = [], length - _length(fact)
     while missing:
-        # The remaining words must be zero or enough for another sentence, because filler is never cut.
+        # The remaining words must be zero or enough for another sentence, because filler is never
+        # cut.
         fitting = [form for form in _FILLERS if _fillable(missing - _length(form))]
         form = fitting[int(rng.integers(len(fitting)))]
         drawn = rng.choice(len(filler), size=form.count("{}"), replace=False).tolist()
@@ -188,14 +205,17 @@ _EARLIER = "What are these documents about?"
 
 @dataclass
 class AliasQuestions:
-    """Fictional two-hop questions that need two documents; no training data contains their facts."""
+    """Fictional two-hop questions that need two documents; no training data contains their
+    facts."""
 
     questions: int = field(16, within(1, 1 << 12), "number of questions")
     words: int = field(50, within(SHORTEST_DOCUMENT, 1 << 24), "words of each document")
     distractors: int = field(
         2, within(0, MOST_DISTRACTORS), "documents of a prompt that do not contribute to the answer"
     )
-    orders: list[str] = field(list(ORDERS), ORDERS, "orders of the documents: same as in the earlier request, shuffled")
+    orders: list[str] = field(
+        list(ORDERS), ORDERS, "orders of the documents: same as in the earlier request, shuffled"
+    )
     seed: int = field(0, within(0, (1 << 63) - 1), "seed of texts and orders")
 
     def __post_init__(self) -> None:
@@ -205,20 +225,27 @@ class AliasQuestions:
 @dataclass
 @WORKLOADS.register("alias_questions")
 class AliasQuestionsWorkload(Drawn, WithOutput, OfText):
-    """Fictional questions that only two documents together answer, over documents in the same order and shuffled."""
+    """Fictional questions that only two documents together answer, over documents in the same order
+    and shuffled."""
 
     output_tokens: int | None = field(16, positive, "output tokens per request")
-    alias_questions: AliasQuestions = field(AliasQuestions, None, "number and length of the questions")
+    alias_questions: AliasQuestions = field(
+        AliasQuestions, None, "number and length of the questions"
+    )
 
 
 @workload("alias_questions")
-def modelled(alias_questions: AliasQuestions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
-    """Return the requests with the selected output length; `tokenizer` None is the built-in tokenizer."""
+def modelled(
+    alias_questions: AliasQuestions, selection: Selection, tokenizer: str | Path | None = None
+) -> Workload:
+    """Return the requests with the selected output length; `tokenizer` None is the built-in
+    tokenizer."""
     return requests_of(alias_questions, tokenizer_of(tokenizer), selection.output_tokens or 1)
 
 
 def requests_of(options: AliasQuestions, tokenizer: ChatTokenizer, output_tokens: int) -> Workload:
-    """Two requests for each question and order: an earlier one that caches the documents, then the question.
+    """Two requests for each question and order: an earlier one that caches the documents, then the
+    question.
 
     Each pair has its own cache salt. Labels: `kind` (earlier or question), `order`.
     """
@@ -237,11 +264,18 @@ def requests_of(options: AliasQuestions, tokenizer: ChatTokenizer, output_tokens
 
 
 def _pair(
-    options: AliasQuestions, tokenizer: ChatTokenizer, number: int, chain: AliasChain, order: str, output_tokens: int
+    options: AliasQuestions,
+    tokenizer: ChatTokenizer,
+    number: int,
+    chain: AliasChain,
+    order: str,
+    output_tokens: int,
 ) -> Iterator[Labelled]:
     texts = chain.documents
     moved = (
-        [texts[position] for position in _shuffled(options.seed, number, len(texts))] if order == "shuffled" else texts
+        [texts[position] for position in _shuffled(options.seed, number, len(texts))]
+        if order == "shuffled"
+        else texts
     )
     group = number * len(options.orders) + options.orders.index(order)
     prompts = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
@@ -251,7 +285,9 @@ def _pair(
         query = Group("seq", (Message("system", _SYSTEM), given, Message("user", question)))
         spans = describe(query, tokenizer, measure_delta=False).request_spans
         answer = chain.answer if kind == "question" else None
-        request = Request(0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer)
+        request = Request(
+            0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer
+        )
         yield Labelled(request, {"kind": kind, "order": order if kind == "question" else ""})
 
 

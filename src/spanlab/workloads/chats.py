@@ -16,7 +16,14 @@ from spanlab.registry import not_negative, positive
 from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, file_sha256, read_jsonl, shorten
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, Selected, WithPreamble
 from spanlab.workloads.shape import FORMAT_VERSION, REUSABLE, Shape, committed
-from spanlab.workloads.workload import Corpus, FreshIds, Provenance, ProvenanceKind, Workload, workload
+from spanlab.workloads.workload import (
+    Corpus,
+    FreshIds,
+    Provenance,
+    ProvenanceKind,
+    Workload,
+    workload,
+)
 
 # ------------------------------------------------------------------------------
 # Conversations of the Mooncake trace: prompt lengths and shared prefixes by block, without
@@ -41,7 +48,8 @@ Ids = tuple[int, ...]
 @dataclass
 @WORKLOADS.register("conversation")
 class Conversation(Drawn, WithPreamble, Selected, OfFile):
-    """Conversations of the Mooncake trace: measured lengths and shared blocks, without its times."""
+    """Conversations of the Mooncake trace: measured lengths and shared blocks, without its
+    times."""
 
 
 @workload("conversation", "shape")
@@ -57,7 +65,8 @@ def local(path: Path) -> Corpus:
 
 
 def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
-    """Return a sample of complete conversations in the order of the trace; groups are conversations.
+    """Return a sample of complete conversations in the order of the trace; groups are
+    conversations.
 
     The first block, which all prompts share, is marked reusable; the trace has no other boundaries.
     """
@@ -67,7 +76,9 @@ def read_trace(path: Path, kind: ProvenanceKind) -> Shape:
     for row, length in zip(rows, lengths.tolist(), strict=True):
         ids, count = row.field("hash_ids", list), -(-length // BLOCK)
         if len(ids) != count or not all(isinstance(block, int) for block in ids):
-            expected = f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
+            expected = (
+                f"{count} whole numbers, one for each {BLOCK} of {length} tokens, as {EXPECTED}"
+            )
             raise row.error(f"hash_ids={shorten(ids)}", expected)
         prompts.append(tuple(ids))
     sample = _sample(prompts, lengths)
@@ -100,7 +111,8 @@ def _count(row: JsonRow, name: str, least: int) -> int:
 
 
 def _sample(prompts: Sequence[Ids], lengths: np.ndarray) -> list[int]:
-    """Return the request indexes of randomly drawn components: prompts that share more than the first block."""
+    """Return the request indexes of randomly drawn components: prompts that share more than the
+    first block."""
     members: dict[Ids, list[int]] = {}
     for index, prompt in enumerate(prompts):
         members.setdefault(prompt[:2] if len(prompt) > 1 else (-1, index), []).append(index)
@@ -114,9 +126,11 @@ def _sample(prompts: Sequence[Ids], lengths: np.ndarray) -> list[int]:
 
 
 def _conversations(prompts: Sequence[Ids]) -> list[int]:
-    """Return the conversation number of each prompt: the number of the latest prompt that it continues.
+    """Return the conversation number of each prompt: the number of the latest prompt that it
+    continues.
 
-    A prompt continues another if it contains all blocks of the other but the last one, which may be partial.
+    A prompt continues another if it contains all blocks of the other but the last one, which may be
+    partial.
     """
     ends: dict[int, int] = {}
     numbers: list[int] = []
@@ -129,7 +143,8 @@ def _conversations(prompts: Sequence[Ids]) -> list[int]:
 
 
 def _spans(prompts: Sequence[Ids], lengths: np.ndarray) -> tuple[list[int], list[list[int]]]:
-    """Return span lengths and the span numbers of each prompt; consecutive blocks of the same prompts form a span."""
+    """Return span lengths and the span numbers of each prompt; consecutive blocks of the same
+    prompts form a span."""
     uses = Counter(block for prompt in prompts for block in prompt)
     numbers: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
@@ -171,7 +186,8 @@ def _one_or_more(key: str, value: float) -> None:
 
 @dataclass
 class ChatSessions:
-    """Conversations of several tenants; lengths and think times are drawn from exponential distributions."""
+    """Conversations of several tenants; lengths and think times are drawn from exponential
+    distributions."""
 
     sessions: int = field(100, positive, "conversations")
     turns: float = field(6.0, _one_or_more, "mean number of turns, geometric, at least one")
@@ -180,7 +196,9 @@ class ChatSessions:
     system_tokens: int = field(1024, positive, "length of every system prompt")
     message_tokens: float = field(256.0, positive, "mean length of a message")
     answer_tokens: float = field(128.0, positive, "mean length of an answer")
-    think_s: float = field(10.0, not_negative, "mean seconds between an answer and the next message")
+    think_s: float = field(
+        10.0, not_negative, "mean seconds between an answer and the next message"
+    )
     seed: int = field(0, not_negative, "seed of the draws")
 
     def __post_init__(self) -> None:
@@ -190,21 +208,27 @@ class ChatSessions:
 @dataclass
 @WORKLOADS.register("chat_sessions")
 class ChatSessionsWorkload(Drawn):
-    """Generated conversations of several tenants: the history grows by known answers, and think times are drawn."""
+    """Generated conversations of several tenants: the history grows by known answers, and think
+    times are drawn."""
 
-    chat_sessions: ChatSessions = field(ChatSessions, None, "number and lengths of the conversations")
+    chat_sessions: ChatSessions = field(
+        ChatSessions, None, "number and lengths of the conversations"
+    )
 
 
 @workload("chat_sessions")
 def modelled(chat_sessions: ChatSessions) -> Workload:
-    """Return the turns of each conversation, one group per conversation; `wait_ns` holds the think times."""
+    """Return the turns of each conversation, one group per conversation; `wait_ns` holds the think
+    times."""
     options, ids = chat_sessions, FreshIds()
     systems = [Span(ids.take(options.system_tokens), reusable=True) for _ in range(options.tenants)]
     requests: list[Request] = []
     seeds = np.random.SeedSequence(options.seed).spawn(options.sessions + 1)
     rng = np.random.default_rng(seeds[-1])
     weights = np.arange(1, options.tenants + 1, dtype=np.float64) ** -options.tenant_zipf
-    drawn: list[int] = rng.choice(options.tenants, options.sessions, p=weights / weights.sum()).tolist()
+    drawn: list[int] = rng.choice(
+        options.tenants, options.sessions, p=weights / weights.sum()
+    ).tolist()
     for group, tenant in enumerate(drawn):
         draw = np.random.default_rng(seeds[group])
         requests += _conversation(options, len(requests), group, systems[tenant], ids, draw)
@@ -216,25 +240,37 @@ def modelled(chat_sessions: ChatSessions) -> Workload:
 
 
 def _conversation(
-    options: ChatSessions, first_id: int, group: int, system: Span, ids: FreshIds, draw: np.random.Generator
+    options: ChatSessions,
+    first_id: int,
+    group: int,
+    system: Span,
+    ids: FreshIds,
+    draw: np.random.Generator,
 ) -> list[Request]:
-    """Return the requests of one session; every message but the last is marked reusable, so its end is a boundary."""
+    """Return the requests of one session; every message but the last is marked reusable, so its end
+    is a boundary."""
     turns = int(draw.geometric(1 / options.turns))
     messages = _lengths(draw, options.message_tokens, turns)
     answers = _lengths(draw, options.answer_tokens, turns)
-    waits = np.rint(draw.standard_exponential(turns) * options.think_s * 1e9).astype(np.int64).tolist()
+    waits = (
+        np.rint(draw.standard_exponential(turns) * options.think_s * 1e9).astype(np.int64).tolist()
+    )
     history: tuple[Span, ...] = (system,)
     requests = []
     for turn in range(turns):
         history += (Span(ids.take(messages[turn]), reusable=turn + 1 < turns),)
         answer = ids.take(answers[turn])
         wait = waits[turn] if turn else 0
-        requests.append(Request(first_id + turn, group, history, len(answer), output=answer, wait_ns=wait))
+        requests.append(
+            Request(first_id + turn, group, history, len(answer), output=answer, wait_ns=wait)
+        )
         history += (Span(answer),)
     return requests
 
 
 def _lengths(draw: np.random.Generator, mean: float, count: int) -> list[int]:
     """Return `count` exponential lengths in tokens, at least 1 each."""
-    drawn: list[int] = np.maximum(1, np.rint(draw.standard_exponential(count) * mean)).astype(np.int64).tolist()
+    drawn: list[int] = (
+        np.maximum(1, np.rint(draw.standard_exponential(count) * mean)).astype(np.int64).tolist()
+    )
     return drawn

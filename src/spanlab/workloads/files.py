@@ -42,7 +42,8 @@ class SourceUnavailable(ValueError):  # noqa: N818 - the name describes the stat
 
 
 def existing_file(path: Path | None, key: str, expected: str) -> Path:
-    """Return `path` if it is a file; raise SourceUnavailable, naming `key`, if it is absent or a folder."""
+    """Return `path` if it is a file; raise SourceUnavailable, naming `key`, if it is absent or a
+    folder."""
     if path is None:
         raise SourceUnavailable(f"{key} is not set; expected {expected}")
     if not path.is_file():
@@ -56,13 +57,18 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_text(path: Path, key: str, expected: str, encoding: str = "utf-8", newline: str | None = None) -> str:
-    """Read a text; raise ValueError, naming `key`, if it is not UTF-8; `newline` is that of `open`."""
+def read_text(
+    path: Path, key: str, expected: str, encoding: str = "utf-8", newline: str | None = None
+) -> str:
+    """Read a text; raise ValueError, naming `key`, if it is not UTF-8; `newline` is that of
+    `open`."""
     try:
         with path.open(encoding=encoding, newline=newline) as file:
             return file.read()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{key}={path} is not UTF-8 text, at byte {error.start}; expected {expected}") from error
+        raise ValueError(
+            f"{key}={path} is not UTF-8 text, at byte {error.start}; expected {expected}"
+        ) from error
 
 
 def read_csv(
@@ -74,13 +80,19 @@ def read_csv(
     with a repeated one, and for a row that ends before them.
     """
     path = existing_file(path, key, expected)
-    reader = csv.DictReader(io.StringIO(read_text(path, key, expected, encoding, newline=""), newline=""))
+    reader = csv.DictReader(
+        io.StringIO(read_text(path, key, expected, encoding, newline=""), newline="")
+    )
     columns, rows = tuple(columns), []
     try:
         for row in reader:
-            missing = next((column for column in columns if column in row and row[column] is None), None)
+            missing = next(
+                (column for column in columns if column in row and row[column] is None), None
+            )
             if missing is not None:
-                raise ValueError(f"{key}={path} line {reader.line_num} has no {missing}; expected {expected}")
+                raise ValueError(
+                    f"{key}={path} line {reader.line_num} has no {missing}; expected {expected}"
+                )
             rows.append(row)
         names = list(reader.fieldnames or ())
     except csv.Error as error:
@@ -94,7 +106,9 @@ def read_csv(
     return rows
 
 
-def check_one_column(names: Sequence[str], column: str, path: Path, key: str, expected: str) -> None:
+def check_one_column(
+    names: Sequence[str], column: str, path: Path, key: str, expected: str
+) -> None:
     """Raise ValueError, naming file and column, unless the table has one column of this name."""
     if (number := names.count(column)) != 1:
         columns = f"{number} columns" if number else "no column"
@@ -102,7 +116,8 @@ def check_one_column(names: Sequence[str], column: str, path: Path, key: str, ex
 
 
 def read_jsonl(path: Path | None, key: str, expected: str) -> list[JsonRow]:
-    """Read one JSON object per line; raise ValueError, naming `key`, for a missing, broken or empty file."""
+    """Read one JSON object per line; raise ValueError, naming `key`, for a missing, broken or empty
+    file."""
     path = existing_file(path, key, expected)
     rows = list(_parsed_lines(path, key, expected))
     if not rows:
@@ -133,7 +148,8 @@ class JsonRow(dict[str, Any]):
         self.location, self.expected = location, expected
 
     def error(self, problem: str, expected: str | None = None) -> ValueError:
-        """Return the error of a row that has this problem; `expected` None: the content of the file."""
+        """Return the error of a row that has this problem; `expected` None: the content of the
+        file."""
         return ValueError(f"{self.location} has {problem}; expected {expected or self.expected}")
 
     def field(self, name: str, kind: type | tuple[type, ...] = object) -> Any:
@@ -155,7 +171,9 @@ class JsonRow(dict[str, Any]):
 
     def rows(self, name: str) -> list[JsonRow]:
         """Return a field that is a list of objects."""
-        return [JsonRow(fields, self.location, self.expected) for fields in self.list_of(name, dict)]
+        return [
+            JsonRow(fields, self.location, self.expected) for fields in self.list_of(name, dict)
+        ]
 
     def row(self, name: str) -> JsonRow:
         """Return a field that is an object."""
@@ -190,9 +208,13 @@ def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[JsonRow]:
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise ValueError(f"{key}={path} line {number} is not JSON ({error}); expected {expected}") from error
+            raise ValueError(
+                f"{key}={path} line {number} is not JSON ({error}); expected {expected}"
+            ) from error
         if not isinstance(row, dict):
-            raise ValueError(f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}")
+            raise ValueError(
+                f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}"
+            )
         yield JsonRow(row, f"{key}={path} line {number}", expected)
 
 
@@ -203,8 +225,11 @@ def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[JsonRow]:
 LARGEST_TOKEN = np.iinfo(np.int32).max
 
 
-def read_columns(path: Path | None, columns: Sequence[str], key: str, expected: str) -> pyarrow.Table:
-    """Read `columns`; raise ValueError for an unreadable or empty file, a missing column or a missing value."""
+def read_columns(
+    path: Path | None, columns: Sequence[str], key: str, expected: str
+) -> pyarrow.Table:
+    """Read `columns`; raise ValueError for an unreadable or empty file, a missing column or a
+    missing value."""
     import pyarrow
     from pyarrow import parquet
 
@@ -216,19 +241,24 @@ def read_columns(path: Path | None, columns: Sequence[str], key: str, expected: 
                 check_one_column(names, column, path, key, expected)
             table = file.read(columns=list(columns))
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise ValueError(f"{key}={path} is not a readable Parquet file; expected {expected}") from error
+        raise ValueError(
+            f"{key}={path} is not a readable Parquet file; expected {expected}"
+        ) from error
     if table.num_rows == 0:
         raise ValueError(f"{key}={path} holds no rows; expected {expected}")
     for column in columns:
         if table[column].null_count:
-            raise ValueError(f"{key}={path} has empty values in column {column!r}; expected {expected}")
+            raise ValueError(
+                f"{key}={path} has empty values in column {column!r}; expected {expected}"
+            )
     return table
 
 
 def token_lists(
     table: pyarrow.Table, column: str, path: Path, key: str, expected: str, fold: int | None = None
 ) -> tuple[Tokens, ...]:
-    """Return a column of integer lists as int32 token ids, modulo `fold` if given, without a copy per row."""
+    """Return a column of integer lists as int32 token ids, modulo `fold` if given, without a copy
+    per row."""
     import pyarrow
 
     lists = table[column].combine_chunks()
@@ -239,10 +269,14 @@ def token_lists(
             f"{key}={path} has column {column!r} of type {list_type}; expected lists of integers, as {expected}"
         )
     if lists.values.null_count:
-        raise ValueError(f"{key}={path} has empty token ids in column {column!r}; expected {expected}")
+        raise ValueError(
+            f"{key}={path} has empty token ids in column {column!r}; expected {expected}"
+        )
     offsets = _view(lists.offsets)
     if (np.diff(offsets) == 0).any():
-        raise ValueError(f"{key}={path} has a row without tokens in column {column!r}; expected {expected}")
+        raise ValueError(
+            f"{key}={path} has a row without tokens in column {column!r}; expected {expected}"
+        )
     given = _view(lists.values)
     if given.min() < 0 or given.max() > LARGEST_TOKEN:
         raise ValueError(
@@ -250,26 +284,37 @@ def token_lists(
             f"expected 0 to {LARGEST_TOKEN}"
         )
     ids = (given if fold is None else given % fold).astype(np.int32, copy=False)
-    return tuple(ids[start:stop] for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+    return tuple(
+        ids[start:stop]
+        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    )
 
 
-def integers(table: pyarrow.Table, column: str, path: Path, key: str, expected: str) -> NDArray[np.integer]:
+def integers(
+    table: pyarrow.Table, column: str, path: Path, key: str, expected: str
+) -> NDArray[np.integer]:
     """Return a column of integers, shape (rows,); raise ValueError for any other type."""
     import pyarrow
 
     values = table[column].combine_chunks()
     if not pyarrow.types.is_integer(values.type):
-        raise ValueError(f"{key}={path} has column {column!r} of type {values.type}; expected integers, as {expected}")
+        raise ValueError(
+            f"{key}={path} has column {column!r} of type {values.type}; expected integers, as {expected}"
+        )
     return _view(values)
 
 
-def group_numbers(table: pyarrow.Table, column: str, path: Path, key: str, expected: str) -> list[int]:
+def group_numbers(
+    table: pyarrow.Table, column: str, path: Path, key: str, expected: str
+) -> list[int]:
     """Return a column of names as numbers by first appearance."""
     import pyarrow
 
     values = table[column].combine_chunks()
     if pyarrow.types.is_nested(values.type):
-        raise ValueError(f"{key}={path} has column {column!r} of type {values.type}; expected names, as {expected}")
+        raise ValueError(
+            f"{key}={path} has column {column!r} of type {values.type}; expected names, as {expected}"
+        )
     numbers: list[int] = values.dictionary_encode().indices.to_pylist()
     return numbers
 
@@ -305,14 +350,17 @@ class Content(NamedTuple):
 
 
 def content_of(path: Path, waits: Waits) -> Content:
-    """Return the file or folder with the bytes of a log; a pipe, or `-` for standard input, is copied first.
+    """Return the file or folder with the bytes of a log; a pipe, or `-` for standard input, is
+    copied first.
 
     Raises ValueError if there is no such file, if it is a device, and if a pipe exceeds `waits`.
     """
     if is_pipe(path):
         return _copied(str(path), waits)
     if not path.exists():
-        raise ValueError(f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace")
+        raise ValueError(
+            f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace"
+        )
     if not path.is_file() and not path.is_dir():
         raise ValueError(f"log={path}: expected a file, a folder, a pipe, or - for standard input")
     return Content(path)
@@ -324,13 +372,15 @@ def is_pipe(path: Path) -> bool:
 
 
 def _copies() -> dict[str, list[str]]:
-    """Return file and SHA-256 of each pipe that was copied, by its name; worker processes inherit them."""
+    """Return file and SHA-256 of each pipe that was copied, by its name; worker processes inherit
+    them."""
     copies: dict[str, list[str]] = json.loads(os.environ.get(_COPIES, "{}"))
     return copies
 
 
 def _copied(name: str, waits: Waits) -> Content:
-    """Return the temporary file that holds the data of a pipe; it is removed when the program ends."""
+    """Return the temporary file that holds the data of a pipe; it is removed when the program
+    ends."""
     if name not in _copies():
         descriptor, file = tempfile.mkstemp(prefix="spanlab-log-")
         atexit.register(_remove, file, os.getpid())
@@ -374,7 +424,8 @@ def _copy(name: str, copy: IO[bytes], waits: Waits) -> str:
 
 
 def _next_chunk(source: int, name: str, wait_s: float) -> bytes:
-    """Return the next bytes of a pipe, empty at its end; ValueError if none come for `wait_s` seconds."""
+    """Return the next bytes of a pipe, empty at its end; ValueError if none come for `wait_s`
+    seconds."""
     poll, waited = select.poll(), 0.0
     poll.register(source, select.POLLIN)
     while not poll.poll(min(_POLL_S, wait_s - waited) * 1e3):

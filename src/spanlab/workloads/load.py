@@ -42,7 +42,9 @@ class Popularity:
     def __post_init__(self) -> None:
         check_fields(self, "workload.popularity")
         if self.zipf and self.requests is None:
-            raise ValueError("workload.popularity.zipf is set: expected workload.popularity.requests too")
+            raise ValueError(
+                "workload.popularity.zipf is set: expected workload.popularity.requests too"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -52,7 +54,8 @@ class Popularity:
 
 @dataclass
 class WorkloadSettings(Kind):
-    """The requests of a study: one of the kinds, each with keys of its own; docs/workloads.md describes them."""
+    """The requests of a study: one of the kinds, each with keys of its own; docs/workloads.md
+    describes them."""
 
     source: str | None = field(
         None,
@@ -71,17 +74,28 @@ class WorkloadSettings(Kind):
         reading = [name for name in names if SOURCES.takes(f"{self.kind}/{name}", "path")]
         self.source = self.source or (reading if reading and self.path is not None else names)[0]
         one_of("workload.source", str(self.source), names)
-        others = {key.name: getattr(self, key.name) for key in fields(self) if self._is_of_other_source(key)}
+        others = {
+            key.name: getattr(self, key.name)
+            for key in fields(self)
+            if self._is_of_other_source(key)
+        }
         chosen = f"workload.kind={self.kind}, source={self.source}"
         SOURCES.check("workload.options", self.reader, chosen, {}, self.arguments() | others)
         assert self.arrangement is not None, "the constructor of Arrangement checks its values"
 
     def _is_of_other_source(self, key: Field[Any]) -> bool:
-        """Return whether a key is set that this source does not read, but another source of the kind."""
+        """Return whether a key is set that this source does not read, but another source of the
+        kind."""
         readers = [
-            f"{self.kind}/{name}" for name in sources(self.kind) if SOURCES.takes(f"{self.kind}/{name}", key.name)
+            f"{self.kind}/{name}"
+            for name in sources(self.kind)
+            if SOURCES.takes(f"{self.kind}/{name}", key.name)
         ]
-        return bool(readers) and self.reader not in readers and getattr(self, key.name) != default_of(key)
+        return (
+            bool(readers)
+            and self.reader not in readers
+            and getattr(self, key.name) != default_of(key)
+        )
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the reader: required ones, and those that are not the default."""
@@ -107,7 +121,13 @@ class WorkloadSettings(Kind):
     def selection(self) -> Selection:
         """Rules that select the served requests."""
         readable = {key.name for key in fields(self) if not SOURCES.takes(self.reader, key.name)}
-        return Selection(**{key.name: getattr(self, key.name) for key in fields(Selection) if key.name in readable})
+        return Selection(
+            **{
+                key.name: getattr(self, key.name)
+                for key in fields(Selection)
+                if key.name in readable
+            }
+        )
 
     @property
     def path(self) -> str | None:
@@ -126,7 +146,8 @@ class WorkloadSettings(Kind):
 
     @property
     def documents_independent(self) -> bool | None:
-        """Whether the documents of a kind that has some may be reused at any position; None: as it says."""
+        """Whether the documents of a kind that has some may be reused at any position; None: as it
+        says."""
         return None
 
     @property
@@ -140,7 +161,8 @@ class WorkloadSettings(Kind):
 
 
 class _Workloads(Kinds[WorkloadSettings]):
-    """Kinds of workloads: those with a class, and those of functions alone, whose parameters are their keys.
+    """Kinds of workloads: those with a class, and those of functions alone, whose parameters are
+    their keys.
 
     Parameters of a source that the class of its kind has no key for are further keys of the kind.
     """
@@ -171,22 +193,30 @@ WORKLOADS = _Workloads()
 class OfFile(WorkloadSettings):
     """A workload that is read from a file or folder."""
 
-    path: str | None = field(None, None, "file or folder: local text, or a shape that make_shape wrote (source=shape)")
+    path: str | None = field(
+        None, None, "file or folder: local text, or a shape that make_shape wrote (source=shape)"
+    )
     name: str | None = field(
-        None, None, "name of the data in `path`, for tables and figures; null: the name of its format"
+        None,
+        None,
+        "name of the data in `path`, for tables and figures; null: the name of its format",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is not None and self.path is None:
-            raise ValueError(f"workload.name={self.name} with workload.path=null: expected workload.path")
+            raise ValueError(
+                f"workload.name={self.name} with workload.path=null: expected workload.path"
+            )
 
 
 @dataclass
 class OfText(WorkloadSettings):
     """A workload whose texts become token ids."""
 
-    tokenizer: str | None = field(None, None, "tokenizer.json, its folder, a packaged model, or a hub name; text only")
+    tokenizer: str | None = field(
+        None, None, "tokenizer.json, its folder, a packaged model, or a hub name; text only"
+    )
 
 
 @dataclass
@@ -200,7 +230,9 @@ class OfTextFile(OfText, OfFile):
 class WithOutput(WorkloadSettings):
     """A workload whose output lengths may be set."""
 
-    output_tokens: int | None = field(None, positive, "output tokens per request; null: as in the source")
+    output_tokens: int | None = field(
+        None, positive, "output tokens per request; null: as in the source"
+    )
 
 
 @dataclass
@@ -208,7 +240,9 @@ class Selected(WithOutput):
     """A workload of which the first documents may be taken."""
 
     documents: int | None = field(None, positive, "first documents to take; null: all")
-    questions_per_document: int | None = field(None, positive, "first questions of each document to take; null: all")
+    questions_per_document: int | None = field(
+        None, positive, "first questions of each document to take; null: all"
+    )
 
 
 @dataclass
@@ -247,10 +281,13 @@ class WithPreamble(WorkloadSettings):
 
 @dataclass
 class Arranged(WithPreamble):
-    """A workload of prompts with one document and a question, which may get another order and more documents."""
+    """A workload of prompts with one document and a question, which may get another order and more
+    documents."""
 
     documents_per_prompt: int = field(
-        1, None, "documents of each prompt: the question's document, and others served, drawn at random"
+        1,
+        None,
+        "documents of each prompt: the question's document, and others served, drawn at random",
     )
     documents_order: str | None = field(
         None,
@@ -295,8 +332,13 @@ class OfFunction(Drawn, Arranged, Cut):
 
 
 def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[WorkloadSettings]:
-    """Return the class of a kind with a key for each parameter of its sources that it has no key for."""
-    options = {key.name: key for source in sources(name) for key in fields(SOURCES.schema(f"{name}/{source}"))}
+    """Return the class of a kind with a key for each parameter of its sources that it has no key
+    for."""
+    options = {
+        key.name: key
+        for source in sources(name)
+        for key in fields(SOURCES.schema(f"{name}/{source}"))
+    }
     bases = (declared, OfFile) if declared is OfFunction and "path" in options else (declared,)
     known = {key.name for base in bases for key in fields(base)}
     keys = [_key(option) for option in options.values() if option.name not in known]
@@ -304,14 +346,24 @@ def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[Worklo
         return declared
     reader = SOURCES[f"{name}/{sources(name)[0]}"]
     if not {"kind", "source"}.isdisjoint(options):
-        raise ValueError(f"{file_of(reader)}: {reader.__name__}: expected other names of options than kind and source")
-    text = {"__doc__": getdoc(reader) if declared is OfFunction else declared.__doc__, "__reduce__": _reduce}
-    return make_dataclass(name, [*keys, ("kind", str, field(name, None, "the kind"))], bases=bases, namespace=text)
+        raise ValueError(
+            f"{file_of(reader)}: {reader.__name__}: expected other names of options than kind and source"
+        )
+    text = {
+        "__doc__": getdoc(reader) if declared is OfFunction else declared.__doc__,
+        "__reduce__": _reduce,
+    }
+    return make_dataclass(
+        name, [*keys, ("kind", str, field(name, None, "the kind"))], bases=bases, namespace=text
+    )
 
 
 def _key(option: Field[Any]) -> tuple[str, Any, Any]:
     """Return name, type and field of the key of a parameter; files are text in settings."""
-    types, default = [str if kind is Path else kind for kind in _types(option.type)], default_of(option)
+    types, default = (
+        [str if kind is Path else kind for kind in _types(option.type)],
+        default_of(option),
+    )
     if default == REQUIRED:
         types, default = [*types, NoneType], None  # `SOURCES.check` requires a value
     meaning = option.metadata["meaning"] or "option of its function"
@@ -342,7 +394,8 @@ def _restored(kind: str, values: dict[str, Any]) -> WorkloadSettings:
 def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> Workload:
     """Load the requests of a workload with their provenance.
 
-    `cache_dir`  folder for tokenised text if the settings name none; None tokenises the text on each call.
+    `cache_dir`  folder for tokenised text if the settings name none; None tokenises the text on
+                 each call.
 
     Raises SourceUnavailable if the text is not available, and ValueError for invalid settings.
     There is no fallback to another source.
@@ -363,7 +416,9 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
     write = None
     if settings.tokenizer is not None and not settings.preamble.is_absent:
         write = preamble_writer(find_tokenizer(settings.tokenizer))
-    source = with_independent_documents(arranged(source, arrangement, joints), settings.documents_independent)
+    source = with_independent_documents(
+        arranged(source, arrangement, joints), settings.documents_independent
+    )
     source = with_preambles(source, settings.preamble, write)
     return source if settings.name is None else source.with_name(settings.name)
 

@@ -38,8 +38,15 @@ class Inputs:
 
     def metadata(self) -> dict[str, Any]:
         """Return metadata with the hash of each input; files are named without their folders."""
-        paths = [file for file in (self.path, self.queries, self.questions, self.words) if file is not None]
-        files = [existing_file(file, "workload.path", "a file, so that its content can be named") for file in paths]
+        paths = [
+            file
+            for file in (self.path, self.queries, self.questions, self.words)
+            if file is not None
+        ]
+        files = [
+            existing_file(file, "workload.path", "a file, so that its content can be named")
+            for file in paths
+        ]
         return {
             "inputs": {file.name: file_sha256(file) for file in files},
             "tokenizer": {"name": self.tokenizer.name, "sha256": self.tokenizer.sha256},
@@ -58,12 +65,13 @@ def make_shape(
     words_path: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> Path:
-    """Measure or model the shape of `kind` and write it to `out`, a file or a folder that gets `<kind>.npz`.
+    """Measure or model the shape of `kind` and write it to `out`, a file or a folder that gets
+    `<kind>.npz`.
 
-    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder; conversation: the trace's file.
-    For both traces, `tokenizer` is None.
-    system_prompts: `path` is a Parquet file of token ids, `queries_path` a jsonl of queries. narrativeqa: `path` is
-    documents.csv, `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY jsonl whose articles give the
+    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder; conversation:
+    the trace's file. For both traces, `tokenizer` is None. system_prompts: `path` is a Parquet file
+    of token ids, `queries_path` a jsonl of queries. narrativeqa: `path` is documents.csv,
+    `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY jsonl whose articles give the
     tokens per word.
     """
     if kind not in (*MAKERS, *TRACES):
@@ -72,9 +80,14 @@ def make_shape(
     target = Path(out) if Path(out).suffix == ".npz" else Path(out) / f"{kind}.npz"
     if kind in TRACES:
         if tokenizer is not None:
-            raise ValueError(f"workload.tokenizer={tokenizer} is not read for {kind}; expected none, as it has no text")
+            raise ValueError(
+                f"workload.tokenizer={tokenizer} is not read for {kind}; expected none, as it has no text"
+            )
         return save(TRACES[kind](Path(path), "measured shape"), target)
-    paths = (None if p is None else Path(p) for p in (queries_path, questions_path, words_path, cache_dir))
+    paths = (
+        None if p is None else Path(p)
+        for p in (queries_path, questions_path, words_path, cache_dir)
+    )
     inputs = Inputs(Path(path), find_tokenizer(tokenizer), tokenizer, *paths)
     return save(MAKERS[kind](inputs), target)
 
@@ -82,7 +95,9 @@ def make_shape(
 def _measured(corpus: Corpus, inputs: Inputs) -> Shape:
     everything = select(corpus, Selection(unknown_output=0))
     joints = {} if corpus.joints is None else {JOINTS: corpus.joints().counts()}
-    return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.metadata(), **joints)
+    return measure(
+        everything, kind="measured shape", detail=corpus.detail, **inputs.metadata(), **joints
+    )
 
 
 def _modelled(inputs: Inputs) -> Shape:
@@ -128,7 +143,9 @@ class MakeShape:
     def __post_init__(self) -> None:
         local = f"{self.kind}/local"
         if self.tokenizer is None and (local not in SOURCES or SOURCES.takes(local, "tokenizer")):
-            raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
+            raise ValueError(
+                f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder"
+            )
 
 
 @entry("make_shape", MakeShape)

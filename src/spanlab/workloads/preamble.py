@@ -1,4 +1,5 @@
-"""Preambles: system prompts before a prompt, shared by all requests, by those of a tenant or user, or by none."""
+"""Preambles: system prompts before a prompt, shared by all requests, by those of a tenant or user,
+or by none."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class PreambleText:
 
     `share`   share of the requests
     `tokens`  length in tokens
-    `text`    text, repeated or cut to that length; {number} is the number of the tenant, user or request; text sources
-              only; null: a built-in text
+    `text`    text, repeated or cut to that length; {number} is the number of the tenant, user or
+              request; text sources only; null: a built-in text
     """
 
     share: float = 0.0
@@ -70,7 +71,8 @@ WritePreamble = Callable[[PreambleId, PreambleText], Tokens]
 
 @dataclass
 class Preamble:
-    """Preambles before the opening, the documents and the question of each prompt; the shares sum to one.
+    """Preambles before the opening, the documents and the question of each prompt; the shares sum
+    to one.
 
     `none`     no preamble
     `fixed`    one system prompt for all requests
@@ -91,8 +93,12 @@ class Preamble:
         for name, kind_share in self.shares().items():
             share(f"workload.preamble.{name}.share", kind_share)
         if not math.isclose(sum(self.shares().values()), 1, abs_tol=1e-9):
-            listed = ", ".join(f"{name} {kind_share:g}" for name, kind_share in self.shares().items() if kind_share)
-            raise ValueError(f"workload.preamble.*.share={listed or 0}: expected shares that sum to 1")
+            listed = ", ".join(
+                f"{name} {kind_share:g}" for name, kind_share in self.shares().items() if kind_share
+            )
+            raise ValueError(
+                f"workload.preamble.*.share={listed or 0}: expected shares that sum to 1"
+            )
         for name, texts in self.texts().items():
             _check(f"workload.preamble.{name}", texts)
         not_negative("workload.preamble.seed", self.seed)
@@ -101,7 +107,11 @@ class Preamble:
 
     def shares(self) -> dict[str, float]:
         """Return the share of each kind."""
-        return {kind.name: getattr(self, kind.name).share for kind in fields(self) if kind.name != "seed"}
+        return {
+            kind.name: getattr(self, kind.name).share
+            for kind in fields(self)
+            if kind.name != "seed"
+        }
 
     def texts(self) -> dict[str, PreambleText]:
         """Return the kinds that add tokens."""
@@ -127,7 +137,9 @@ class Preamble:
         return f"preambles by share: {', '.join(parts)}, seed {self.seed}"
 
 
-def with_preambles(workload: Workload, preamble: Preamble, write: WritePreamble | None = None) -> Workload:
+def with_preambles(
+    workload: Workload, preamble: Preamble, write: WritePreamble | None = None
+) -> Workload:
     """Return the workload with preambles before its prompts.
 
     `write`  returns token ids; None: fresh ids that occur nowhere else in the workload.
@@ -137,25 +149,35 @@ def with_preambles(workload: Workload, preamble: Preamble, write: WritePreamble 
     preamble_ids = draw(preamble, len(workload.requests))
     spans = _spans(preamble_ids, preamble.texts(), write or _fresh_ids(workload))
     requests = [
-        replace(request, spans=(spans[preamble_id], *request.spans)) if preamble_id in spans else request
+        replace(request, spans=(spans[preamble_id], *request.spans))
+        if preamble_id in spans
+        else request
         for request, preamble_id in zip(workload.requests, preamble_ids, strict=True)
     ]
     return workload.with_requests(requests, preamble.line())
 
 
 def draw(preamble: Preamble, requests: int) -> list[PreambleId]:
-    """Draw the kind and number of each request's preamble: exact shares, equal counts per tenant or user.
+    """Draw the kind and number of each request's preamble: exact shares, equal counts per tenant or
+    user.
 
     The order is random. Each kind has a separate random stream.
     """
     shares = preamble.shares()
     streams = [np.random.default_rng([preamble.seed, stream]) for stream in range(len(shares) + 1)]
-    kinds = streams[-1].permutation(np.repeat(list(shares), proportional_counts(list(shares.values()), requests)))
+    kinds = streams[-1].permutation(
+        np.repeat(list(shares), proportional_counts(list(shares.values()), requests))
+    )
     numbers = np.zeros(requests, dtype=np.int64)
     for stream, (name, texts) in zip(streams, preamble.texts().items(), strict=False):
         indexes = np.flatnonzero(kinds == name)
-        numbers[indexes] = stream.permutation(np.arange(len(indexes)) % _distinct_count(name, texts, len(indexes)))
-    return [PreambleId(kind, number) for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)]
+        numbers[indexes] = stream.permutation(
+            np.arange(len(indexes)) % _distinct_count(name, texts, len(indexes))
+        )
+    return [
+        PreambleId(kind, number)
+        for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)
+    ]
 
 
 def proportional_counts(shares: Sequence[float], total: int) -> NDArray[np.int64]:
@@ -182,7 +204,9 @@ def _spans(
 ) -> dict[PreambleId, Span]:
     """Return a span for each distinct preamble; a preamble per request is not reusable."""
     distinct = sorted({key for key in preamble_ids if key.kind in texts})
-    spans = {key: Span(write(key, texts[key.kind]), reusable=key.kind != "request") for key in distinct}
+    spans = {
+        key: Span(write(key, texts[key.kind]), reusable=key.kind != "request") for key in distinct
+    }
     first: dict[bytes, PreambleId] = {}
     for key, span in spans.items():
         earlier = first.setdefault(span.tokens.tobytes(), key)
@@ -201,12 +225,16 @@ def _fresh_ids(workload: Workload) -> WritePreamble:
 
 def _check(key: str, texts: PreambleText) -> None:
     """Reject a kind with a share but no length or count, and options of a kind without a share."""
-    options = {name: getattr(texts, name) for name in ("tokens", "count", "text") if hasattr(texts, name)}
+    options = {
+        name: getattr(texts, name) for name in ("tokens", "count", "text") if hasattr(texts, name)
+    }
     for name, value in options.items():
         if texts.share == 0 and value is not None:
             raise ValueError(f"{key}.{name}={value} with {key}.share=0: expected null")
         if texts.share and name != "text" and value is None:
-            raise ValueError(f"{key}.{name}=null with {key}.share={texts.share:g}: expected a number above zero")
+            raise ValueError(
+                f"{key}.{name}=null with {key}.share={texts.share:g}: expected a number above zero"
+            )
         if name != "text":
             positive(f"{key}.{name}", value)
         elif value is not None and not value.strip():

@@ -14,7 +14,14 @@ from spanlab.core.request import Request
 from spanlab.core.token_string import Tokens
 from spanlab.model_files import installed_model
 from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, load_tokenizer
-from spanlab.queries.query import MAX_DEPTH, SCANNER, parse_sexpr, query_of, text_mistake, with_a_message
+from spanlab.queries.query import (
+    MAX_DEPTH,
+    SCANNER,
+    parse_sexpr,
+    query_of,
+    text_mistake,
+    with_a_message,
+)
 from spanlab.registry import among
 from spanlab.workloads.files import read_text
 from spanlab.workloads.load import WORKLOADS, Drawn, OfFile, OfText, Selected
@@ -24,7 +31,9 @@ from spanlab.workloads.workload import Provenance, Workload, workload
 KEY = "workload.path"
 SEXPR_SUFFIXES = (".sexpr", ".spnl")
 EXPECTED = f"JSON lines with one query each, or a file named {' or '.join(SEXPR_SUFFIXES)} with s-expressions"
-EXPECTED_TOKENIZER = "a folder with tokenizer.json and a chat template, or null for the built-in tokenizer"
+EXPECTED_TOKENIZER = (
+    "a folder with tokenizer.json and a chat template, or null for the built-in tokenizer"
+)
 LATEST_S = 9e9  # largest time in 64-bit nanoseconds, about 285 years
 
 
@@ -35,7 +44,8 @@ class QueryLine:
     `line`           line of its first character, counted from 1.
     `output_tokens`  length of the answer.
     `arrived_s`      arrival in seconds since the time origin of the file.
-    `group`          queries with equal groups belong together, such as a conversation; None makes a separate group.
+    `group`          queries with equal groups belong together, such as a conversation; None makes a
+                     separate group.
     `cache_salt`, `answer` as in `core.request.Request`.
     """
 
@@ -51,7 +61,8 @@ class QueryLine:
 @dataclass
 @WORKLOADS.register("queries")
 class Queries(Drawn, Selected, OfText, OfFile):
-    """Queries with structure (seq, plus, cross around system, user, assistant): JSON lines, or s-expressions."""
+    """Queries with structure (seq, plus, cross around system, user, assistant): JSON lines, or
+    s-expressions."""
 
 
 @workload("queries", "local")
@@ -65,11 +76,17 @@ def local(path: Path, selection: Selection, tokenizer: str | Path | None = None)
     if not path.is_file():
         raise ValueError(f"{KEY}={path} is not a file; expected {EXPECTED}")
     text = read_text(path, KEY, EXPECTED, "utf-8-sig")
-    query_lines = list((_sexprs if path.suffix.lower() in SEXPR_SUFFIXES else _json_lines)(text, path))
+    query_lines = list(
+        (_sexprs if path.suffix.lower() in SEXPR_SUFFIXES else _json_lines)(text, path)
+    )
     if not query_lines:
         raise ValueError(f"{KEY}={path} holds no query; expected {EXPECTED}")
-    timed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is not None), None)
-    untimed_line = next((query_line.line for query_line in query_lines if query_line.arrived_s is None), None)
+    timed_line = next(
+        (query_line.line for query_line in query_lines if query_line.arrived_s is not None), None
+    )
+    untimed_line = next(
+        (query_line.line for query_line in query_lines if query_line.arrived_s is None), None
+    )
     if timed_line is not None and untimed_line is not None:
         raise ValueError(
             f"{KEY}={path} line {untimed_line} has no arrived_s and line {timed_line} has one; "
@@ -86,9 +103,13 @@ def local(path: Path, selection: Selection, tokenizer: str | Path | None = None)
 
 
 def _render(
-    chosen: Sequence[tuple[int, QueryLine]], tokenizer: ChatTokenizer, selection: Selection, path: Path
+    chosen: Sequence[tuple[int, QueryLine]],
+    tokenizer: ChatTokenizer,
+    selection: Selection,
+    path: Path,
 ) -> tuple[tuple[Request, ...], int]:
-    """Return the requests, and how many of their tokens differ from tokenising each prompt as one text."""
+    """Return the requests, and how many of their tokens differ from tokenising each prompt as one
+    text."""
     shared_tokens: dict[bytes, Tokens] = {}
     requests, deltas = [], 0
     for number, (group, query_line) in enumerate(chosen):
@@ -128,14 +149,16 @@ def _sexpr(text: str, start: int, stop: int, path: Path) -> Query:
     except ValueError:
         pass
     try:
-        # White space in place of the preceding text makes the error report line and column of the file.
+        # White space in place of the preceding text makes the error report line and column of the
+        # file.
         return parse_sexpr(re.sub(r"[^\n]", " ", text[:start]) + text[start:stop])
     except ValueError as error:
         raise ValueError(f"{KEY}={path}: {error}") from error
 
 
 def _top_level(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the half-open range of each expression; an unclosed expression ends at the end of the text."""
+    """Yield the half-open range of each expression; an unclosed expression ends at the end of the
+    text."""
     depth, start = 0, None
     for token in SCANNER.finditer(text):
         if token.lastgroup == "gap":
@@ -162,7 +185,9 @@ def _parse_line(text: str, line: int) -> QueryLine:
     try:
         value = json.loads(text, object_pairs_hook=_object_of_distinct_keys)
     except json.JSONDecodeError as error:
-        raise ValueError(f"this is not JSON ({error.msg}, column {error.colno}); expected {EXPECTED}") from error
+        raise ValueError(
+            f"this is not JSON ({error.msg}, column {error.colno}); expected {EXPECTED}"
+        ) from error
     if not isinstance(value, dict) or "query" not in value:
         return QueryLine(line, with_a_message(query_of(value)))
     query = with_a_message(query_of(value.pop("query")))
@@ -190,21 +215,29 @@ def _is_text(value: object) -> bool:
 # In Python a boolean is an integer, but in JSON it is not, hence the exact types.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_tokens": (lambda value: type(value) is int and value >= 1, "a whole number from 1 up"),
-    "arrived_s": (lambda value: type(value) in (int, float) and 0 <= value <= LATEST_S, "seconds from 0 up"),
+    "arrived_s": (
+        lambda value: type(value) in (int, float) and 0 <= value <= LATEST_S,
+        "seconds from 0 up",
+    ),
     "group": (lambda value: type(value) is int or _is_text(value), "a string or a whole number"),
     "cache_salt": (_is_text, "a string"),
     "answer": (_is_text, "a string"),
 }
 
 
-def _select_queries(query_lines: Iterable[QueryLine], selection: Selection) -> list[tuple[int, QueryLine]]:
-    """Return the selected queries with their group numbers: the first queries of each of the first groups."""
+def _select_queries(
+    query_lines: Iterable[QueryLine], selection: Selection
+) -> list[tuple[int, QueryLine]]:
+    """Return the selected queries with their group numbers: the first queries of each of the first
+    groups."""
     numbers: dict[object, int] = {}
     counts: dict[int, int] = {}
     chosen = []
     for position, query_line in enumerate(query_lines):
         # A tuple cannot equal a group of the file, so queries without a group stay separate.
-        group = numbers.setdefault((position,) if query_line.group is None else query_line.group, len(numbers))
+        group = numbers.setdefault(
+            (position,) if query_line.group is None else query_line.group, len(numbers)
+        )
         counts[group] = counts.get(group, 0) + 1
         group_selected = selection.documents is None or group < selection.documents
         if group_selected and counts[group] <= (selection.questions_per_document or counts[group]):
@@ -214,7 +247,8 @@ def _select_queries(query_lines: Iterable[QueryLine], selection: Selection) -> l
 
 
 def tokenizer_of(source: str | Path | None) -> ChatTokenizer:
-    """Load a tokenizer with a chat template from a folder, a packaged model, or, for None, the built-in one."""
+    """Load a tokenizer with a chat template from a folder, a packaged model, or, for None, the
+    built-in one."""
     if source is None:
         return builtin_tokenizer()
     source = installed_model(source)
@@ -224,7 +258,9 @@ def tokenizer_of(source: str | Path | None) -> ChatTokenizer:
     except ValueError as error:
         raise ValueError(f"workload.tokenizer={source} cannot be read: {error}") from error
     if not tokenizer.chat_template:
-        raise ValueError(f"workload.tokenizer={source} has no chat template; expected {EXPECTED_TOKENIZER}")
+        raise ValueError(
+            f"workload.tokenizer={source} has no chat template; expected {EXPECTED_TOKENIZER}"
+        )
     return tokenizer
 
 

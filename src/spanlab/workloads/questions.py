@@ -36,16 +36,21 @@ _HEADING = f"Passages:{_BLANK_LINE}"
 class PromptWriter:
     """Writer of prompt spans in a tokenizer's chat template.
 
-    `head`     span that all prompts share: the instruction, and the user turn up to its first passage.
-    `passage`  returns the span of a text, which does not depend on its position; equal texts share a span.
+    `head`     span that all prompts share: the instruction, and the user turn up to its first
+               passage.
+    `passage`  returns the span of a text, which does not depend on its position; equal texts share
+               a span.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, instruction: str, system: bool) -> None:
-        """`system`: the instruction is a system message; else it opens the user message, if templates lack the role."""
+        """`system`: the instruction is a system message; else it opens the user message, if
+        templates lack the role."""
         roles = ["system", "user"] if system else ["user"]
         gaps = tokenizer.template.gaps(roles, open_turn=True)
         check_open_turn(tokenizer.template, roles, gaps)
-        head = tokenizer.encode(f"{gaps[0]}{instruction}{gaps[1] if system else _BLANK_LINE}{_HEADING}")
+        head = tokenizer.encode(
+            f"{gaps[0]}{instruction}{gaps[1] if system else _BLANK_LINE}{_HEADING}"
+        )
         head = np.concatenate([missing_bos(int(head[0]), tokenizer), head])
         check_bos(np.concatenate([head, tokenizer.encode(gaps[-1])]), tokenizer)
         self.name, self._tokenizer, self._opening = tokenizer.name, tokenizer, gaps[-1]
@@ -56,15 +61,23 @@ class PromptWriter:
         return Span(self._literal(f"{text}{_BLANK_LINE}"), independent=True)
 
     def question(self, question: Question) -> Span:
-        """Return the span of the question with its options, and of the assistant turn up to the stem."""
+        """Return the span of the question with its options, and of the assistant turn up to the
+        stem."""
         question_text = f"Question: {question.text}{option_lines(question.choices)}"
-        if any(special in question_text + question.stem for special in self._tokenizer.special_texts):
-            parts = (self._literal(question_text), self._tokenizer.encode(self._opening), self._literal(question.stem))
+        if any(
+            special in question_text + question.stem for special in self._tokenizer.special_texts
+        ):
+            parts = (
+                self._literal(question_text),
+                self._tokenizer.encode(self._opening),
+                self._literal(question.stem),
+            )
             return Span(np.concatenate(parts))
         return Span(self._tokenizer.encode(f"{question_text}{self._opening}{question.stem}"))
 
     def answer_tokens(self, question: Question) -> int:
-        """Return the tokens of the longest gold answer as a continuation of the prompt, at least one."""
+        """Return the tokens of the longest gold answer as a continuation of the prompt, at least
+        one."""
         space = " " if question.stem else ""
         return max(1, *(len(self._literal(space + answer)) for answer in question.answers))
 
@@ -101,15 +114,21 @@ RETRIEVERS: Registry[list[Ints]] = Registry(
 
 @RETRIEVERS.register("bm25")
 def bm25(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
-    """Okapi BM25 as Lucene scores it (k1 = 1.5, b = 0.75): lower-case words without English stop words."""
+    """Okapi BM25 as Lucene scores it (k1 = 1.5, b = 0.75): lower-case words without English stop
+    words."""
     import bm25s
 
     index = bm25s.BM25()
-    word_lists = bm25s.tokenize([*passages, *(query.text for query in queries)], return_ids=False, show_progress=False)
+    word_lists = bm25s.tokenize(
+        [*passages, *(query.text for query in queries)], return_ids=False, show_progress=False
+    )
     if not any(word_lists[: len(passages)]):
-        raise ValueError("workload.questions.retrieval=bm25: expected passages with words, not stop words alone")
+        raise ValueError(
+            "workload.questions.retrieval=bm25: expected passages with words, not stop words alone"
+        )
     index.index(word_lists[: len(passages)], show_progress=False)
-    # Without words, as of stop words alone, a question scores zero everywhere, as one whose words are in no passage.
+    # Without words, as of stop words alone, a question scores zero everywhere, as one whose words
+    # are in no passage.
     no_scores = np.zeros(len(passages))
     return [
         rank_by_score(index.get_scores(query_words) if query_words else no_scores)
@@ -118,8 +137,11 @@ def bm25(passages: Sequence[str], queries: Sequence[Query]) -> list[Ints]:
 
 
 @RETRIEVERS.register("given")
-def rank_as_given(passages: Sequence[str], queries: Sequence[Query], draw: np.random.Generator) -> list[Ints]:
-    """Rank passages as the file lists them; else the gold passages first, then the others in random order."""
+def rank_as_given(
+    passages: Sequence[str], queries: Sequence[Query], draw: np.random.Generator
+) -> list[Ints]:
+    """Rank passages as the file lists them; else the gold passages first, then the others in random
+    order."""
     rankings = []
     for query in queries:
         if query.ranking is not None:
@@ -130,7 +152,9 @@ def rank_as_given(passages: Sequence[str], queries: Sequence[Query], draw: np.ra
                 "workload.questions.retrieval=given: expected bm25 or dense, because the task has no gold passages"
             )
         others = np.setdiff1d(np.arange(len(passages)), query.gold)
-        rankings.append(np.concatenate([np.array(query.gold, dtype=np.int64), draw.permutation(others)]))
+        rankings.append(
+            np.concatenate([np.array(query.gold, dtype=np.int64), draw.permutation(others)])
+        )
     return rankings
 
 
@@ -152,8 +176,8 @@ class RetrievedPassages:
 
     `document`  number of its document among the selected documents.
     `passages`  passages in the order of the prompt.
-    `gold`      positions of the retrieved gold passages in the prompt, the one that states the answer first; None if
-                unknown.
+    `gold`      positions of the retrieved gold passages in the prompt, the one that states the
+                answer first; None if unknown.
     `position`  position of the passage that states the answer; −1: not retrieved; None if unknown.
     `stated`    text of the passage that states the answer; None if unknown.
     """
@@ -167,7 +191,8 @@ class RetrievedPassages:
 
 
 def retrieve_passages(documents: Sequence[Document], options: Questions) -> list[RetrievedPassages]:
-    """Retrieve the passages of each question by document; ValueError if no question can get k passages."""
+    """Retrieve the passages of each question by document; ValueError if no question can get k
+    passages."""
     scopes = (
         [tuple(range(len(documents)))]
         if options.search == "corpus"
@@ -175,7 +200,11 @@ def retrieve_passages(documents: Sequence[Document], options: Questions) -> list
     )
     # One stream for each kind of draw, so that another order changes nothing else.
     rng, order_rng = (np.random.default_rng([options.seed, stream]) for stream in (1, 2))
-    results = [result for numbers in scopes for result in _search(documents, numbers, options, rng, order_rng)]
+    results = [
+        result
+        for numbers in scopes
+        for result in _search(documents, numbers, options, rng, order_rng)
+    ]
     most_passages = max(len(result.passages) for result in results)
     if options.k is not None and options.k > most_passages:
         raise ValueError(
@@ -191,15 +220,20 @@ def _search(
     draw: np.random.Generator,
     shuffle: np.random.Generator,
 ) -> Iterator[RetrievedPassages]:
-    """Retrieve passages from these documents for the questions about them; equal passages count once."""
+    """Retrieve passages from these documents for the questions about them; equal passages count
+    once."""
     passage_numbers: dict[str, int] = {}
     for number in numbers:
         for passage in documents[number].passages:
             passage_numbers.setdefault(passage, len(passage_numbers))
     passages = tuple(passage_numbers)
     pairs = [(number, question) for number in numbers for question in documents[number].questions]
-    queries = [_query(question, documents[number].passages, passage_numbers) for number, question in pairs]
-    rankings = RETRIEVERS.make(options.retrieval, {}, {}, passages=passages, queries=queries, draw=draw)
+    queries = [
+        _query(question, documents[number].passages, passage_numbers) for number, question in pairs
+    ]
+    rankings = RETRIEVERS.make(
+        options.retrieval, {}, {}, passages=passages, queries=queries, draw=draw
+    )
     for (number, question), query, ranking in zip(pairs, queries, rankings, strict=True):
         order = ORDERS[options.order](ranking[: options.k], shuffle)
         texts = tuple(passages[index] for index in order)
@@ -209,7 +243,9 @@ def _search(
             position_of = {passage: index for index, passage in enumerate(order.tolist())}
             gold = tuple(position_of[passage] for passage in query.gold if passage in position_of)
             first = query.gold[0]
-            yield RetrievedPassages(number, question, texts, gold, position_of.get(first, -1), passages[first])
+            yield RetrievedPassages(
+                number, question, texts, gold, position_of.get(first, -1), passages[first]
+            )
 
 
 def _query(question: Question, passages: Sequence[str], passage_numbers: dict[str, int]) -> Query:
@@ -229,7 +265,11 @@ ROOM = 8
 
 
 def make_workload(
-    task: Task, retrieved: Sequence[RetrievedPassages], writer: PromptWriter, selection: Selection, how: str
+    task: Task,
+    retrieved: Sequence[RetrievedPassages],
+    writer: PromptWriter,
+    selection: Selection,
+    how: str,
 ) -> Workload:
     """Make one request per question, in groups by document.
 
@@ -239,7 +279,9 @@ def make_workload(
 
     `how`  description of retriever and order.
     """
-    requests = tuple(_request(number, item, writer, selection) for number, item in enumerate(retrieved))
+    requests = tuple(
+        _request(number, item, writer, selection) for number, item in enumerate(retrieved)
+    )
     _check_length(requests, retrieved, selection)
     labels: dict[str, tuple[Label, ...]] = {
         "task": tuple(item.question.label or task.name for item in retrieved),
@@ -260,7 +302,9 @@ def make_workload(
     return Workload(task.name, requests, Provenance(task.kind, ", ".join(detail)), labels)
 
 
-def _request(number: int, retrieved: RetrievedPassages, writer: PromptWriter, selection: Selection) -> Request:
+def _request(
+    number: int, retrieved: RetrievedPassages, writer: PromptWriter, selection: Selection
+) -> Request:
     passages = [writer.passage(text) for text in retrieved.passages]
     question = retrieved.question
     return Request(
@@ -273,7 +317,9 @@ def _request(number: int, retrieved: RetrievedPassages, writer: PromptWriter, se
     )
 
 
-def _check_length(requests: Sequence[Request], retrieved: Sequence[RetrievedPassages], selection: Selection) -> None:
+def _check_length(
+    requests: Sequence[Request], retrieved: Sequence[RetrievedPassages], selection: Selection
+) -> None:
     """Raise ValueError for prompts longer than the limit; name a passage that alone exceeds it."""
     limit = selection.max_prompt_tokens
     for request, item in zip(requests, retrieved, strict=True):
@@ -282,7 +328,8 @@ def _check_length(requests: Sequence[Request], retrieved: Sequence[RetrievedPass
         longest = max(request.spans[1:-1], key=lambda span: len(span.ids))
         text = item.passages[request.spans.index(longest) - 1]
         problem = (
-            f"the prompt of question {request.id} has {request.num_tokens:,} tokens: expected a smaller k or shorter"
+            f"the prompt of question {request.id} has {request.num_tokens:,} tokens: expected a "
+            "smaller k or shorter"
         )
         if len(longest.ids) > limit:
             problem = f"the passage {text[:40]!r} has {len(longest.ids):,} tokens: expected shorter"
@@ -291,7 +338,11 @@ def _check_length(requests: Sequence[Request], retrieved: Sequence[RetrievedPass
 
 def _question_detail(task: Task, retrieved: Sequence[RetrievedPassages], how: str) -> str:
     documents = len({item.document for item in retrieved})
-    left_out = f" ({task.left_out} left out, for their passages are not told apart)" if task.left_out else ""
+    left_out = (
+        f" ({task.left_out} left out, for their passages are not told apart)"
+        if task.left_out
+        else ""
+    )
     counts = sorted({len(item.passages) for item in retrieved})
     passages = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
     return f"{len(retrieved)} questions about {documents} {task.nouns}{left_out}, {passages} passages each {how}"
@@ -305,8 +356,13 @@ def _prompt_detail(requests: Sequence[Request]) -> tuple[str, str]:
 
 
 def _retrieval_detail(retrieved: Sequence[RetrievedPassages]) -> list[str]:
-    """Return the share of questions whose gold passages were all retrieved, if gold passages are known."""
-    complete = [len(item.gold) == len(set(item.question.gold or ())) for item in retrieved if item.gold is not None]
+    """Return the share of questions whose gold passages were all retrieved, if gold passages are
+    known."""
+    complete = [
+        len(item.gold) == len(set(item.question.gold or ()))
+        for item in retrieved
+        if item.gold is not None
+    ]
     return [f"all gold passages found for {sum(complete) / len(complete):.0%}"] if complete else []
 
 
@@ -334,10 +390,12 @@ def _passages(request: Request) -> tuple[Span, ...]:
 def select_questions(
     task: Task, selection: Selection, requests: int | None, seed: int, novel: int | None = None
 ) -> tuple[Document, ...]:
-    """Select the first questions of the first documents; of those, draw at most `requests` by the seed.
+    """Select the first questions of the first documents; of those, draw at most `requests` by the
+    seed.
 
-    The draw is round-robin over documents, so each gets the same number while it has questions left. Documents without
-    questions are left out. The last `novel` documents have one question each, which `requests` does not count.
+    The draw is round-robin over documents, so each gets the same number while it has questions
+    left. Documents without questions are left out. The last `novel` documents have one question
+    each, which `requests` does not count.
     """
     with_questions = [document for document in task.documents if document.questions]
     check_documents(selection, len(with_questions), task.name)
@@ -345,11 +403,18 @@ def select_questions(
         replace(document, questions=document.questions[: selection.questions_per_document])
         for document in with_questions[: selection.documents]
     ]
-    regular, novel_documents = chosen[: len(chosen) - (novel or 0)], chosen[len(chosen) - (novel or 0) :]
+    regular, novel_documents = (
+        chosen[: len(chosen) - (novel or 0)],
+        chosen[len(chosen) - (novel or 0) :],
+    )
     if not regular:
-        raise ValueError(f"workload.questions.novel={novel}: expected fewer than {len(chosen)}, the documents served")
+        raise ValueError(
+            f"workload.questions.novel={novel}: expected fewer than {len(chosen)}, the documents served"
+        )
     regular = regular if requests is None else _draw_questions(regular, requests, seed)
-    return *regular, *(replace(document, questions=document.questions[:1]) for document in novel_documents)
+    return *regular, *(
+        replace(document, questions=document.questions[:1]) for document in novel_documents
+    )
 
 
 def _draw_questions(documents: list[Document], requests: int, seed: int) -> list[Document]:
@@ -364,7 +429,9 @@ def _draw_questions(documents: list[Document], requests: int, seed: int) -> list
     selected = []
     for document, count in zip(documents, counts, strict=True):
         numbers = np.sort(rng.permutation(len(document.questions))[:count])
-        selected.append(replace(document, questions=tuple(document.questions[index] for index in numbers)))
+        selected.append(
+            replace(document, questions=tuple(document.questions[index] for index in numbers))
+        )
     return [document for document in selected if document.questions]
 
 
@@ -391,9 +458,13 @@ class Questions:
         "bm25; dense, by embeddings; given: as the file lists them, or gold passages, then others at random",
     )
     search: str = field(
-        "corpus", SEARCHES, "scope of the search: corpus, all served documents; document, the question's document"
+        "corpus",
+        SEARCHES,
+        "scope of the search: corpus, all served documents; document, the question's document",
     )
-    k: int | None = field(4, positive, "passages of each prompt, or all if there are fewer; null: all of them")
+    k: int | None = field(
+        4, positive, "passages of each prompt, or all if there are fewer; null: all of them"
+    )
     order: str = field(
         "ranked",
         ORDERS,
@@ -407,8 +478,12 @@ class Questions:
         positive,
         "additional questions, one about each of the last documents, whose passages no other has; null: 0",
     )
-    passage_words: int | None = field(None, positive, "most words of a passage; quality and squality only; null: 200")
-    system: bool = field(True, None, "whether the instruction is a system message; else it opens the user message")
+    passage_words: int | None = field(
+        None, positive, "most words of a passage; quality and squality only; null: 200"
+    )
+    system: bool = field(
+        True, None, "whether the instruction is a system message; else it opens the user message"
+    )
     facts: Facts = field(Facts, None, "options of task=facts")
     seed: int = field(0, not_negative, "seed of the draws")
 
@@ -416,17 +491,26 @@ class Questions:
         check_fields(self, _KEY)
         if self.novel is not None and self.search != "document":
             setting = f"{_KEY}.novel={self.novel} with {_KEY}.search={self.search}"
-            raise ValueError(f"{setting}: expected document, because the corpus includes passages of other questions")
+            raise ValueError(
+                f"{setting}: expected document, because the corpus includes passages of other questions"
+            )
         if self.order == "fixed" and self.k is None:
-            raise ValueError(f"{_KEY}.order=fixed with {_KEY}.k=null: expected ranked or shuffled, or a number")
+            raise ValueError(
+                f"{_KEY}.order=fixed with {_KEY}.k=null: expected ranked or shuffled, or a number"
+            )
 
     def check(self, path: str | None) -> None:
-        """Reject a file that the task does not read, a task without its file, and options of other tasks."""
+        """Reject a file that the task does not read, a task without its file, and options of other
+        tasks."""
         task = self.task_of(path)
         if TASKS.takes(task, "path") != (path is not None):
-            expected = "a file or folder" if path is None else "null, because its facts are synthetic"
+            expected = (
+                "a file or folder" if path is None else "null, because its facts are synthetic"
+            )
             raise ValueError(
-                f"workload.path={path} with {_KEY}.task={task}: expected {expected}".replace("None", "null")
+                f"workload.path={path} with {_KEY}.task={task}: expected {expected}".replace(
+                    "None", "null"
+                )
             )
         TASKS.check(f"{_KEY}.options", task, f"{_KEY}.task={task}", {}, self.keys)
 
@@ -437,7 +521,10 @@ class Questions:
     @property
     def keys(self) -> dict[str, Any]:
         """Task options with values other than the default."""
-        return {"passage_words": self.passage_words, "facts": None if self.facts == Facts() else self.facts}
+        return {
+            "passage_words": self.passage_words,
+            "facts": None if self.facts == Facts() else self.facts,
+        }
 
 
 @dataclass
@@ -457,21 +544,31 @@ class QuestionsWorkload(Limited, OfText, OfFile):
 
 
 @workload("questions", "modelled")
-def modelled(questions: Questions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
+def modelled(
+    questions: Questions, selection: Selection, tokenizer: str | Path | None = None
+) -> Workload:
     """Return questions about synthetic facts; `tokenizer` None is the built-in tokenizer."""
-    return _workload(questions, TASKS.make(questions.task_of(None), questions.keys, {}), selection, tokenizer)
+    return _workload(
+        questions, TASKS.make(questions.task_of(None), questions.keys, {}), selection, tokenizer
+    )
 
 
 @workload("questions", "local")
-def local(path: Path, questions: Questions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
+def local(
+    path: Path, questions: Questions, selection: Selection, tokenizer: str | Path | None = None
+) -> Workload:
     """Return the questions of a file or folder."""
     task = TASKS.make(questions.task_of(path), questions.keys, {}, path=path)
     return _workload(questions, check_task(task, f"workload.path={path}"), selection, tokenizer)
 
 
-def _workload(options: Questions, task: Task, selection: Selection, tokenizer: str | Path | None) -> Workload:
+def _workload(
+    options: Questions, task: Task, selection: Selection, tokenizer: str | Path | None
+) -> Workload:
     """Select documents and questions, then retrieve passages from the selected documents only."""
     chosen = select_questions(task, selection, options.requests, options.seed, options.novel)
     retrieved = retrieve_passages(chosen, options)
     writer = PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system)
-    return make_workload(task, retrieved, writer, selection, f"by {options.retrieval}, {options.order}")
+    return make_workload(
+        task, retrieved, writer, selection, f"by {options.retrieval}, {options.order}"
+    )

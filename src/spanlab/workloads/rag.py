@@ -1,10 +1,12 @@
-"""Retrieval-augmented generation: modelled retrieval over measured passage lengths (or over local text).
+"""Retrieval-augmented generation: modelled retrieval over measured passage lengths (or over local
+text).
 
-Passages, questions and their lengths are those of real articles; the retrieval is modelled. A document has a Zipf
-popularity, and so has a passage within its document; the seed assigns ranks at random. A question about a document
-gets k different passages, most of them from that document and some (`noise`) from the whole corpus. The passages of a
-question are drawn once, so a repeated question gets the same passages; only their order may differ between requests.
-The retrieved passages therefore need not contain the gold answer.
+Passages, questions and their lengths are those of real articles; the retrieval is modelled. A
+document has a Zipf popularity, and so has a passage within its document; the seed assigns ranks at
+random. A question about a document gets k different passages, most of them from that document and
+some (`noise`) from the whole corpus. The passages of a question are drawn once, so a repeated
+question gets the same passages; only their order may differ between requests. The retrieved
+passages therefore need not contain the gold answer.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Popularity:
     document_of: Ints
 
     def weights(self, document: int, noise: float) -> Floats:
-        """Return the probability that each passage ranks first for a question about `document`, shape (passages,).
+        """Return the probability that each passage ranks first for a question about `document`,
+        shape (passages,).
 
         The passage comes from the question's document with probability 1 − noise, else from the
         whole corpus; documents and passages within a document are drawn by popularity.
@@ -83,20 +86,27 @@ class Popularity:
 
 
 def zipf(count: int, exponent: float, draw: np.random.Generator) -> Floats:
-    """Return shares proportional to rank^−exponent, summing to 1, with random ranks; shape (count,)."""
+    """Return shares proportional to rank^−exponent, summing to 1, with random ranks; shape
+    (count,)."""
     shares = np.arange(1, count + 1, dtype=np.float64) ** -exponent
     return draw.permutation(shares / shares.sum())
 
 
-def popularity(sizes: Sequence[int], documents: float, passages: float, draw: np.random.Generator) -> Popularity:
-    """Return Zipf shares with exponents `documents` and `passages`, for documents of `sizes` passages."""
+def popularity(
+    sizes: Sequence[int], documents: float, passages: float, draw: np.random.Generator
+) -> Popularity:
+    """Return Zipf shares with exponents `documents` and `passages`, for documents of `sizes`
+    passages."""
     document_shares = zipf(len(sizes), documents, draw)
     passage_shares = [zipf(size, passages, draw) for size in sizes]
-    return Popularity(document_shares, np.concatenate(passage_shares), np.repeat(np.arange(len(sizes)), sizes))
+    return Popularity(
+        document_shares, np.concatenate(passage_shares), np.repeat(np.arange(len(sizes)), sizes)
+    )
 
 
 def retrieve(weights: Floats, k: int, draw: np.random.Generator) -> Ints:
-    """Draw k different passages, one after the other in proportion to `weights`; the first drawn ranks first.
+    """Draw k different passages, one after the other in proportion to `weights`; the first drawn
+    ranks first.
 
     An exponential race draws all k at once: passage i arrives after Exp(1) / w_i, and the first k
     arrivals are drawn (Efraimidis and Spirakis 2006).
@@ -115,33 +125,54 @@ NAME = "rag"
 # A sentence with the white space after it; text after the last full stop counts as a sentence.
 
 
-def local_passages(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
-    """Read QuALITY articles as passages; a row is system prompt, all passages of an article, and a question.
+def local_passages(
+    path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None
+) -> Corpus:
+    """Read QuALITY articles as passages; a row is system prompt, all passages of an article, and a
+    question.
 
     Retrieval draws from the rows; they are not served themselves.
     """
     rows = read_jsonl(path, KEY, QUALITY_EXPECTED)
     documents = []
-    for document in articles(rows):  # with open questions: a query to a search engine has no options
-        documents.append(Document(document.body, tuple(_open_question(question) for question in document.questions)))
+    for document in articles(
+        rows
+    ):  # with open questions: a query to a search engine has no options
+        documents.append(
+            Document(
+                document.body, tuple(_open_question(question) for question in document.questions)
+            )
+        )
     check_not_empty(NAME, documents)
     tokenizer_file = find_tokenizer(tokenizer)
     key = cache_key(NAME, documents, RAG, tokenizer_file.sha256)
     text = load_or_build(cache_dir, key, lambda: encode_passages(documents, RAG, tokenizer_file))
-    return text.corpus(NAME, "local text", f"QuALITY articles, {path.name}, {tokenizer_file.name} tokenizer")
+    return text.corpus(
+        NAME, "local text", f"QuALITY articles, {path.name}, {tokenizer_file.name} tokenizer"
+    )
 
 
-def encode_passages(documents: Sequence[Document], layout: PassagesLayout, tokenizer: TokenizerFile) -> EncodedText:
-    """Tokenise each span separately; a row's spans are system prompt, turn, the article's passages, question."""
+def encode_passages(
+    documents: Sequence[Document], layout: PassagesLayout, tokenizer: TokenizerFile
+) -> EncodedText:
+    """Tokenise each span separately; a row's spans are system prompt, turn, the article's passages,
+    question."""
     spans = [layout.system(tokenizer.marks), layout.turn(tokenizer.marks)]
     flags = [(False, True), (False, False)]
     drafts: list[tuple[int, tuple[int, ...], Question]] = []
     for group, document in enumerate(documents):
         assert isinstance(document.body, str), "only text can be split"
-        passage_parts = [layout.passage(text) for text in split_passages(document.body, layout.passage_words)]
+        passage_parts = [
+            layout.passage(text) for text in split_passages(document.body, layout.passage_words)
+        ]
         passages = range(len(spans), len(spans) + len(passage_parts))
-        question_parts = [layout.question(question, tokenizer.marks) for question in document.questions]
-        drafts += [(group, (0, 1, *passages, passages.stop + i), q) for i, q in enumerate(document.questions)]
+        question_parts = [
+            layout.question(question, tokenizer.marks) for question in document.questions
+        ]
+        drafts += [
+            (group, (0, 1, *passages, passages.stop + i), q)
+            for i, q in enumerate(document.questions)
+        ]
         spans += passage_parts + question_parts
         flags += [(True, False)] * len(passage_parts) + [(False, False)] * len(question_parts)
     texts = {content for content in chain.from_iterable(spans) if isinstance(content, str)}
@@ -151,12 +182,19 @@ def encode_passages(documents: Sequence[Document], layout: PassagesLayout, token
         tuple(join_parts(parts, tokens) for parts in spans),
         np.array([independent for independent, _ in flags], dtype=bool),
         np.array([reusable for _, reusable in flags], dtype=bool),
-        tuple(Row(group, used, _output_len(question, tokens), question.answer) for group, used, question in drafts),
+        tuple(
+            Row(group, used, _output_len(question, tokens), question.answer)
+            for group, used, question in drafts
+        ),
     )
 
 
 def _open_question(question: Question) -> Question:
-    answers = (option for i, option in enumerate(question.options) if option_line(i, option) in question.answers)
+    answers = (
+        option
+        for i, option in enumerate(question.options)
+        if option_line(i, option) in question.answers
+    )
     return Question(question.text, answers=tuple(answers))
 
 
@@ -179,12 +217,19 @@ def _exponent(key: str, value: float) -> None:
 
 @dataclass
 class Rag:
-    """A modelled retriever: `k` passages for each question, documents and passages by Zipf popularity."""
+    """A modelled retriever: `k` passages for each question, documents and passages by Zipf
+    popularity."""
 
     k: int = field(6, positive, "passages per question")
-    requests: int | None = field(None, positive, "requests to draw by popularity; null: every question once")
-    zipf: float = field(1.0, _exponent, "exponent of the documents' popularity, also among noise passages")
-    passage_zipf: float = field(1.0, _exponent, "exponent of the passages' popularity within a document")
+    requests: int | None = field(
+        None, positive, "requests to draw by popularity; null: every question once"
+    )
+    zipf: float = field(
+        1.0, _exponent, "exponent of the documents' popularity, also among noise passages"
+    )
+    passage_zipf: float = field(
+        1.0, _exponent, "exponent of the passages' popularity within a document"
+    )
     noise: float = field(0.2, share, "share of passages that are drawn from the whole corpus")
     order: str = field(
         "shuffled",
@@ -192,8 +237,12 @@ class Rag:
         "order of passages in a prompt: shuffled for each request, ranked (first drawn first), or fixed (as in the "
         "corpus)",
     )
-    system_tokens: int | None = field(None, positive, "length of the system prompt; null: unchanged")
-    passage_tokens: int | None = field(None, positive, "length of every passage, for measured shapes; null: unchanged")
+    system_tokens: int | None = field(
+        None, positive, "length of the system prompt; null: unchanged"
+    )
+    passage_tokens: int | None = field(
+        None, positive, "length of every passage, for measured shapes; null: unchanged"
+    )
     seed: int = field(0, not_negative, "seed of the draws")
     novel: int = field(
         0,
@@ -208,14 +257,16 @@ class Rag:
 @dataclass
 @WORKLOADS.register("rag")
 class RagWorkload(WithPreamble, Selected, OfTextFile):
-    """Several passages a question by a modelled retriever, passages and questions cut from QuALITY articles."""
+    """Several passages a question by a modelled retriever, passages and questions cut from QuALITY
+    articles."""
 
     rag: Rag = field(Rag, None, "the retriever")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """Selected documents: the span numbers of their passages, and their questions as rows of the source."""
+    """Selected documents: the span numbers of their passages, and their questions as rows of the
+    source."""
 
     passages: tuple[tuple[int, ...], ...]
     questions: tuple[tuple[Row, ...], ...]
@@ -228,21 +279,30 @@ class Library:
 
 @workload("rag", "shape")
 def measured(rag: Rag, selection: Selection, path: Path | None = None) -> Workload:
-    """Return retrieval over passage lengths from the committed shape, the one at `path`, or one length for all."""
+    """Return retrieval over passage lengths from the committed shape, the one at `path`, or one
+    length for all."""
     source = committed("rag", path).corpus()
     return draw_workload(
-        source if rag.passage_tokens is None else with_passage_length(source, rag.passage_tokens), selection, rag
+        source if rag.passage_tokens is None else with_passage_length(source, rag.passage_tokens),
+        selection,
+        rag,
     )
 
 
 @workload("rag", "local")
 def local_rag(
-    path: Path, rag: Rag, selection: Selection, tokenizer: str | Path | None = None, cache_dir: Path | None = None
+    path: Path,
+    rag: Rag,
+    selection: Selection,
+    tokenizer: str | Path | None = None,
+    cache_dir: Path | None = None,
 ) -> Workload:
     """Return retrieval over the passages of QuALITY articles."""
     if rag.passage_tokens is not None:
         setting = f"workload.rag.passage_tokens={rag.passage_tokens} with workload.source=local"
-        raise ValueError(f"{setting}: expected null, because text has its own length, or source=shape")
+        raise ValueError(
+            f"{setting}: expected null, because text has its own length, or source=shape"
+        )
     return draw_workload(local_passages(path, tokenizer, cache_dir), selection, rag)
 
 
@@ -251,7 +311,10 @@ def with_passage_length(source: Corpus, length: int) -> Corpus:
     is_passage = source.independent
 
     def expand(sizes: Mapping[int, int]) -> dict[int, Tokens]:
-        source_lengths = {span: int(source.lengths[span]) if is_passage[span] else size for span, size in sizes.items()}
+        source_lengths = {
+            span: int(source.lengths[span]) if is_passage[span] else size
+            for span, size in sizes.items()
+        }
         tokens = {span: array_of(ids) for span, ids in source.expand(source_lengths).items()}
         return {
             span: fit_length(tokens[span], length)[:size] if is_passage[span] else tokens[span]
@@ -267,30 +330,43 @@ def with_passage_length(source: Corpus, length: int) -> Corpus:
 
 
 def draw_workload(source: Corpus, selection: Selection, rag: Rag) -> Workload:
-    """Return requests over the selected documents; selection comes first, because retrieval draws from them only."""
+    """Return requests over the selected documents; selection comes first, because retrieval draws
+    from them only."""
     remaining = replace(selection, documents=None, questions_per_document=None)
     drawn = select(draw_requests(source, selection, rag), remaining)
     return with_novel(drawn, rag.novel, np.random.default_rng([rag.seed, 4]))
 
 
 def draw_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
-    """Return requests with k passages each, drawn from the selected documents and questions of `source`."""
+    """Return requests with k passages each, drawn from the selected documents and questions of
+    `source`."""
     library = _library(source, selection)
     sizes = library.sizes
-    limit, scope = (sum(sizes), "the corpus") if options.noise else (min(sizes), "its shortest document, as noise=0")
+    limit, scope = (
+        (sum(sizes), "the corpus")
+        if options.noise
+        else (min(sizes), "its shortest document, as noise=0")
+    )
     if options.k > limit:
-        raise ValueError(f"workload.rag.k={options.k}; expected at most {limit}, the passages of {scope}")
-    # One random stream per kind of draw, so that the number of requests and the order do not affect other draws.
+        raise ValueError(
+            f"workload.rag.k={options.k}; expected at most {limit}, the passages of {scope}"
+        )
+    # One random stream per kind of draw, so that the number of requests and the order do not affect
+    # other draws.
     streams = [np.random.default_rng([options.seed, i]) for i in range(4)]
     shares = popularity(library.sizes, options.zipf, options.passage_zipf, streams[0])
     ranked = _ranked_passages(library, shares, options, streams[1])
     questions = _draw_questions(library, shares, options, streams[2])
-    passages = [ORDERS[options.order](ranked[document][question], streams[3]) for document, question in questions]
+    passages = [
+        ORDERS[options.order](ranked[document][question], streams[3])
+        for document, question in questions
+    ]
     return _prompts(source, library, options, questions, passages)
 
 
 def _library(source: Corpus, selection: Selection) -> Library:
-    """Group the selected rows by document; a row is (system prompt, turn, passages of its document…, question)."""
+    """Group the selected rows by document; a row is (system prompt, turn, passages of its
+    document…, question)."""
     groups: dict[int, list[Row]] = {}
     for row in source.rows:
         groups.setdefault(row.group_id, []).append(row)
@@ -302,8 +378,11 @@ def _library(source: Corpus, selection: Selection) -> Library:
     )
 
 
-def _ranked_passages(library: Library, shares: Popularity, options: Rag, rng: np.random.Generator) -> list[list[Ints]]:
-    """Return ranked passages for each question of each document; numbers index all passages of the library."""
+def _ranked_passages(
+    library: Library, shares: Popularity, options: Rag, rng: np.random.Generator
+) -> list[list[Ints]]:
+    """Return ranked passages for each question of each document; numbers index all passages of the
+    library."""
     ranked = []
     for document, questions in enumerate(library.questions):
         weights = shares.weights(document, options.noise)
@@ -314,20 +393,33 @@ def _ranked_passages(library: Library, shares: Popularity, options: Rag, rng: np
 def _draw_questions(
     library: Library, shares: Popularity, options: Rag, rng: np.random.Generator
 ) -> list[tuple[int, int]]:
-    """Return (document, question) of each request: every question once, or drawn by popularity of documents."""
+    """Return (document, question) of each request: every question once, or drawn by popularity of
+    documents."""
     if options.requests is None:
-        return [(d, q) for d, questions in enumerate(library.questions) for q in range(len(questions))]
+        return [
+            (d, q) for d, questions in enumerate(library.questions) for q in range(len(questions))
+        ]
     # One row of numbers per request, so that the first n requests do not depend on n.
     uniforms = rng.random((options.requests, 2))
     # Sums of shares end a rounding error away from 1: the last document gets the remainder.
-    documents = np.searchsorted(np.cumsum(shares.documents)[:-1], uniforms[:, 0], side="right").tolist()
-    return [(d, int(uniform * len(library.questions[d]))) for d, uniform in zip(documents, uniforms[:, 1], strict=True)]
+    documents = np.searchsorted(
+        np.cumsum(shares.documents)[:-1], uniforms[:, 0], side="right"
+    ).tolist()
+    return [
+        (d, int(uniform * len(library.questions[d])))
+        for d, uniform in zip(documents, uniforms[:, 1], strict=True)
+    ]
 
 
 def _prompts(
-    source: Corpus, library: Library, options: Rag, requested: Sequence[tuple[int, int]], rankings: Sequence[Ints]
+    source: Corpus,
+    library: Library,
+    options: Rag,
+    requested: Sequence[tuple[int, int]],
+    rankings: Sequence[Ints],
 ) -> Corpus:
-    """Return the source with one more span, the head, and with rows of (head, passages in order, question)."""
+    """Return the source with one more span, the head, and with rows of (head, passages in order,
+    question)."""
     system, user_turn = library.questions[0][0].spans[:2]
     length, minimum = options.system_tokens, int(source.lengths[user_turn]) + 1
     if length is None:
@@ -342,7 +434,9 @@ def _prompts(
     rows = []
     for (document, index), ranking in zip(requested, rankings, strict=True):
         question = library.questions[document][index]
-        rows.append(question._replace(spans=(head, *passages[ranking].tolist(), question.spans[-1])))
+        rows.append(
+            question._replace(spans=(head, *passages[ranking].tolist(), question.spans[-1]))
+        )
     return replace(
         source,
         kind="modelled",
@@ -360,17 +454,23 @@ def _with_head(source: Corpus, parts: tuple[int, int], head: int, length: int) -
     sizes = {number: int(source.lengths[number]) for number in parts}
 
     def expand(counts: Mapping[int, int]) -> dict[int, Tokens]:
-        expanded = source.expand({span: size for span, size in counts.items() if span != head} | sizes)
+        expanded = source.expand(
+            {span: size for span, size in counts.items() if span != head} | sizes
+        )
         tokens = {span: array_of(ids) for span, ids in expanded.items()}
         system, user_turn = (tokens[number] for number in parts)
         head_tokens = np.concatenate([fit_length(system, length - len(user_turn)), user_turn])
-        return {span: head_tokens[:size] if span == head else tokens[span] for span, size in counts.items()}
+        return {
+            span: head_tokens[:size] if span == head else tokens[span]
+            for span, size in counts.items()
+        }
 
     return expand
 
 
 def fit_length(tokens: Tokens, length: int) -> Tokens:
-    """Cut or repeat `tokens` to `length`; the first token is not repeated, because it may open a turn."""
+    """Cut or repeat `tokens` to `length`; the first token is not repeated, because it may open a
+    turn."""
     return np.concatenate([tokens[:1], np.resize(tokens[1:], length - 1)]).astype(np.int32)
 
 
@@ -398,7 +498,10 @@ class RagPulseWorkload(WithPreamble, Selected, OfFile):
     ragpulse: RagPulse = field(RagPulse, None, "the part of the trace, and its times")
 
     def pace(self) -> dict[str, float]:
-        values = {"rate_rps": (self.ragpulse.rate_rps, None), "speedup": (self.ragpulse.speedup, 1.0)}
+        values = {
+            "rate_rps": (self.ragpulse.rate_rps, None),
+            "speedup": (self.ragpulse.speedup, 1.0),
+        }
         return {
             f"workload.ragpulse.{key}": value
             for key, (value, unset) in values.items()

@@ -1,10 +1,11 @@
 """The RAGPulse trace: retrieval-augmented requests as content ids, component by component.
 
-RAGPulse (arXiv 2511.12979, MIT licence) recorded two weeks of a deployed assistant, without any text: each request
-lists the ids of its components, and a table per kind of component gives an id's length in tokens. Equal ids are equal
-content, so the reuse of a prefix cache and the reuse at any position are both known exactly. Token ids are derived from
-the content's number. A prompt is as long as its components; the trace's `input_length` adds only 6 to 12 tokens of a
-template that was not recorded.
+RAGPulse (arXiv 2511.12979, MIT licence) recorded two weeks of a deployed assistant, without any
+text: each request lists the ids of its components, and a table per kind of component gives an id's
+length in tokens. Equal ids are equal content, so the reuse of a prefix cache and the reuse at any
+position are both known exactly. Token ids are derived from the content's number. A prompt is as
+long as its components; the trace's `input_length` adds only 6 to 12 tokens of a template that was
+not recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from numpy.typing import NDArray
 from spanlab.core.token_string import Tokens, array_of
 from spanlab.kinds import check_fields, field
 from spanlab.registry import positive
-from spanlab.workloads.files import LARGEST_TOKEN, JsonRow, Label, SourceUnavailable, file_sha256, read_jsonl, shorten
+from spanlab.workloads.files import (
+    LARGEST_TOKEN,
+    JsonRow,
+    Label,
+    SourceUnavailable,
+    file_sha256,
+    read_jsonl,
+    shorten,
+)
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape, committed
 from spanlab.workloads.workload import Corpus, Expand, ProvenanceKind, workload
 
@@ -30,14 +39,17 @@ from spanlab.workloads.workload import Corpus, Expand, ProvenanceKind, workload
 # ------------------------------------------------------------------------------
 
 KEY = "workload.path"
-EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.jsonl to 5_web_search.jsonl"
+EXPECTED = (
+    "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.jsonl to 5_web_search.jsonl"
+)
 TRACE = "0_trace.jsonl"
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 WEEK_S = 7 * 24 * 3600
 
 
 class Kind(NamedTuple):
-    """One kind of component: its field in a request, its table, and the table's field with the id."""
+    """One kind of component: its field in a request, its table, and the table's field with the
+    id."""
 
     field: str
     table: str
@@ -59,8 +71,9 @@ Content = tuple[int, int]
 def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
     """Read the complete trace; contents and sessions are numbered by first appearance.
 
-    The first component of a system prompt is marked reusable: the assistant's fixed opening, of which the trace has
-    three variants. Raises SourceUnavailable for a missing file, and ValueError, naming it, for an invalid one.
+    The first component of a system prompt is marked reusable: the assistant's fixed opening, of
+    which the trace has three variants. Raises SourceUnavailable for a missing file, and ValueError,
+    naming it, for an invalid one.
     """
     if folder is None or not folder.is_dir():
         raise SourceUnavailable(f"{KEY}={folder} is not a folder; expected {EXPECTED}")
@@ -78,7 +91,9 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
         lengths=lengths,
         lcps=np.zeros_like(lengths),
         flags=flags,
-        request_spans=np.array([numbers[content] for prompt in prompts for content in prompt], dtype=np.int64),
+        request_spans=np.array(
+            [numbers[content] for prompt in prompts for content in prompt], dtype=np.int64
+        ),
         span_counts=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
         groups=np.array([session_numbers[name] for name in sessions], dtype=np.int64),
         output_lens=_numbers(rows, "output_length", 1),
@@ -87,7 +102,10 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
             "name": "ragpulse",
             "kind": kind,
             "detail": "RAGPulse trace, {requests} requests of {documents} sessions",
-            "inputs": {name: file_sha256(folder / name) for name in sorted([TRACE, *(kind.table for kind in KINDS)])},
+            "inputs": {
+                name: file_sha256(folder / name)
+                for name in sorted([TRACE, *(kind.table for kind in KINDS)])
+            },
         },
         arrivals_s=_arrivals(_numbers(rows, "timestamp", 0), folder / TRACE),
     )
@@ -126,20 +144,25 @@ def _numbers(rows: Sequence[JsonRow], name: str, minimum: int) -> NDArray[np.int
     for row, value in zip(rows, values, strict=True):
         digits = str(value)[:_MOST_DIGITS]
         if not digits.isdecimal() or not minimum <= int(digits) <= LARGEST_TOKEN:
-            raise row.error(f"{name}={shorten(value)}", f"a whole number from {minimum}, as {EXPECTED}")
+            raise row.error(
+                f"{name}={shorten(value)}", f"a whole number from {minimum}, as {EXPECTED}"
+            )
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
 def _arrivals(stamps: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
     """Seconds since the first request.
 
-    The file lists one week after another, each with timestamps from zero, so that timestamps go back by a week between
-    them. Session names contain the wall clock: the second week begins seven days after the first.
+    The file lists one week after another, each with timestamps from zero, so that timestamps go
+    back by a week between them. Session names contain the wall clock: the second week begins seven
+    days after the first.
     """
     weeks = np.concatenate([[0], np.cumsum(np.diff(stamps) < 0)])
     seconds = stamps + weeks * WEEK_S
     if (np.diff(seconds) < 0).any():
-        raise ValueError(f"{KEY}={path} has decreasing timestamps within a week; expected {EXPECTED}")
+        raise ValueError(
+            f"{KEY}={path} has decreasing timestamps within a week; expected {EXPECTED}"
+        )
     since_first: NDArray[np.int64] = seconds - seconds[0]
     return since_first
 
@@ -150,10 +173,13 @@ ODD = (np.uint64(0x1E3779B1), np.uint64(0x2545F491))
 
 @dataclass
 class RagPulse:
-    """The first `requests` of the RAGPulse trace, with recorded gaps, or gaps scaled to `rate_rps` or by `speedup`."""
+    """The first `requests` of the RAGPulse trace, with recorded gaps, or gaps scaled to `rate_rps`
+    or by `speedup`."""
 
     requests: int | None = field(None, positive, "the first requests of the trace; null: all")
-    rate_rps: float | None = field(None, positive, "mean rate after scaling the recorded gaps; null: as recorded")
+    rate_rps: float | None = field(
+        None, positive, "mean rate after scaling the recorded gaps; null: as recorded"
+    )
     speedup: float = field(1.0, positive, "factor by which the gaps shrink; not with `rate_rps`")
     independent: str = field(
         "passages",
@@ -175,7 +201,9 @@ def measured(ragpulse: RagPulse, path: Path | None = None) -> Corpus:
     """Return the committed trace, or the shape that make_shape wrote to `path`."""
     trace = committed("ragpulse", path)
     if trace.arrivals_s is None:
-        raise ValueError(f"workload.path={path} has no array arrivals_s; expected a shape of the RAGPulse trace")
+        raise ValueError(
+            f"workload.path={path} has no array arrivals_s; expected a shape of the RAGPulse trace"
+        )
     return trace_corpus(trace, ragpulse)
 
 
@@ -186,7 +214,8 @@ def local(path: Path, ragpulse: RagPulse) -> Corpus:
 
 
 def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:
-    """Return the first requests of a trace with scaled gaps and scattered token ids; groups are sessions."""
+    """Return the first requests of a trace with scaled gaps and scattered token ids; groups are
+    sessions."""
     assert trace.arrivals_s is not None, "a trace has arrival times"
     source = trace.corpus()
     count = len(source.rows) if options.requests is None else options.requests
@@ -197,12 +226,20 @@ def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:
     if options.rate_rps is not None:
         gaps = f"gaps stretched to {options.rate_rps:g} requests a second"
     else:
-        gaps = "gaps as recorded" if options.speedup == 1.0 else f"gaps {options.speedup:g} times shorter"
-    components = "every component" if options.independent == "all" else "passages, history and web pages"
+        gaps = (
+            "gaps as recorded"
+            if options.speedup == 1.0
+            else f"gaps {options.speedup:g} times shorter"
+        )
+    components = (
+        "every component" if options.independent == "all" else "passages, history and web pages"
+    )
     return replace(
         source,
         detail=f"{source.detail}, {gaps}, {components} independent",
-        independent=np.ones_like(source.independent) if options.independent == "all" else source.independent,
+        independent=np.ones_like(source.independent)
+        if options.independent == "all"
+        else source.independent,
         rows=source.rows[:count],
         expand=_scattered(source.expand),
         arrived_at=scaled_arrivals(trace.arrivals_s[:count], options),
@@ -210,7 +247,8 @@ def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:
 
 
 def scaled_arrivals(seconds: NDArray[np.int64], options: RagPulse) -> list[int]:
-    """Return arrival times in integer nanoseconds, with all gaps of `seconds` scaled by the same factor."""
+    """Return arrival times in integer nanoseconds, with all gaps of `seconds` scaled by the same
+    factor."""
     factor = 1 / options.speedup
     if options.rate_rps is not None and len(seconds) > 1:
         if seconds[-1] == seconds[0]:

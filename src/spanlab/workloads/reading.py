@@ -1,4 +1,5 @@
-"""Workloads of reading comprehension: QuALITY, NarrativeQA, system prompts and tokenised prompts."""
+"""Workloads of reading comprehension: QuALITY, NarrativeQA, system prompts and tokenised
+prompts."""
 
 from __future__ import annotations
 
@@ -67,8 +68,11 @@ def measured_quality(path: Path | None = None) -> Corpus:
 
 
 @workload("quality", "local")
-def local_quality(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
-    """Read QuALITY from a jsonl file: the official one, or one article per row with `gold_index`."""
+def local_quality(
+    path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None
+) -> Corpus:
+    """Read QuALITY from a jsonl file: the official one, or one article per row with
+    `gold_index`."""
     documents = articles(read_jsonl(path, KEY, QUALITY_EXPECTED))
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {path.name}"
     return text_corpus(("quality", "local text", nouns), documents, QUALITY, tokenizer, cache_dir)
@@ -137,7 +141,9 @@ def measured_narrativeqa(path: Path | None = None) -> Corpus:
 
 
 @workload("narrativeqa", "local")
-def local_narrativeqa(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
+def local_narrativeqa(
+    path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None
+) -> Corpus:
     """Read NarrativeQA from its official folder, every question once."""
     if not path.is_dir():
         raise SourceUnavailable(f"{KEY}={path} is not a folder; expected {NARRATIVEQA_EXPECTED}")
@@ -149,10 +155,14 @@ def local_narrativeqa(path: Path, tokenizer: str | Path | None = None, cache_dir
     listed = read_csv(path / "documents.csv", ("document_id",), KEY, NARRATIVEQA_EXPECTED)
     names = [row["document_id"] for row in listed if row["document_id"] in questions]
     if not names:
-        raise ValueError(f"{KEY}={path} has no document with a question in qaps.csv; expected {NARRATIVEQA_EXPECTED}")
+        raise ValueError(
+            f"{KEY}={path} has no document with a question in qaps.csv; expected {NARRATIVEQA_EXPECTED}"
+        )
     documents = [Document(_story(path, name), tuple(questions[name])) for name in names]
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {path.resolve().name}"
-    return text_corpus(("narrativeqa", "local text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir)
+    return text_corpus(
+        ("narrativeqa", "local text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir
+    )
 
 
 @workload("narrativeqa", "hub")
@@ -168,24 +178,32 @@ def hub_narrativeqa(tokenizer: str | Path | None = None, cache_dir: Path | None 
         name = document.field("id", str)
         stories.setdefault(name, document.field("text", str).strip())
         question = _narrativeqa_question(
-            row.row("question").field("text", str), [answer.field("text", str) for answer in answers]
+            row.row("question").field("text", str),
+            [answer.field("text", str) for answer in answers],
         )
         questions.setdefault(name, []).append(question)
     documents = [Document(stories[name], tuple(listed)) for name, listed in questions.items()]
-    return text_corpus(("narrativeqa", "hub text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir)
+    return text_corpus(
+        ("narrativeqa", "hub text", nouns), documents, NARRATIVEQA, tokenizer, cache_dir
+    )
 
 
 def _story(folder: Path, name: str) -> str:
     for subfolder in ("tmp", "stories"):
         path = folder / subfolder / f"{name}.content"
         if path.is_file():
-            # Some stories are in older encodings; a replaced letter changes a token, but the document stays usable.
+            # Some stories are in older encodings; a replaced letter changes a token, but the
+            # document stays usable.
             return path.read_text(encoding="utf-8", errors="replace").strip()
-    raise SourceUnavailable(f"{KEY}={folder} has no story {name}.content; expected {NARRATIVEQA_EXPECTED}")
+    raise SourceUnavailable(
+        f"{KEY}={folder} has no story {name}.content; expected {NARRATIVEQA_EXPECTED}"
+    )
 
 
 def _narrativeqa_question(text: str, answers: Iterable[str]) -> Question:
-    return Question(text.strip(), answers=tuple(answer.strip() for answer in answers if answer.strip()))
+    return Question(
+        text.strip(), answers=tuple(answer.strip() for answer in answers if answer.strip())
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -203,13 +221,21 @@ QUESTIONS_EXPECTED = "the FairytaleQA jsonl with story and questions[{question, 
 WORDS_EXPECTED = "the QuALITY jsonl with article, one article a row"
 
 
-def model(lengths_path: Path, questions_path: Path | None, words_path: Path | None, tokenizer: TokenizerFile) -> Shape:
-    """Model each story by its published word count, QuALITY's tokens per word, and thirty FairytaleQA questions."""
+def model(
+    lengths_path: Path,
+    questions_path: Path | None,
+    words_path: Path | None,
+    tokenizer: TokenizerFile,
+) -> Shape:
+    """Model each story by its published word count, QuALITY's tokens per word, and thirty
+    FairytaleQA questions."""
     word_counts = _story_words(lengths_path)
     tales = read_jsonl(questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED)
     articles = read_jsonl(words_path, WORDS_KEY, WORDS_EXPECTED)
     ratios = {
-        "quality": tokens_per_word(_texts(articles, "article", words_path, WORDS_KEY, WORDS_EXPECTED), tokenizer),
+        "quality": tokens_per_word(
+            _texts(articles, "article", words_path, WORDS_KEY, WORDS_EXPECTED), tokenizer
+        ),
         "fairytaleqa": tokens_per_word(
             _texts(tales, "story", questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED), tokenizer
         ),
@@ -226,13 +252,16 @@ def model(lengths_path: Path, questions_path: Path | None, words_path: Path | No
 
 
 def tokens_per_word(texts: Sequence[str], tokenizer: TokenizerFile) -> float:
-    """Return tokens divided by words over all distinct texts; words are separated by white space."""
+    """Return tokens divided by words over all distinct texts; words are separated by white
+    space."""
     distinct = list(dict.fromkeys(texts))
     tokens = encode_texts(distinct, tokenizer)
     return sum(len(tokens[text]) for text in distinct) / sum(len(text.split()) for text in distinct)
 
 
-def _texts(rows: Sequence[JsonRow], name: str, path: Path | None, key: str, expected: str) -> list[str]:
+def _texts(
+    rows: Sequence[JsonRow], name: str, path: Path | None, key: str, expected: str
+) -> list[str]:
     """Return a text of each row; raise ValueError if there is no word in any."""
     texts = [row.field(name, str) for row in rows]
     if not any(map(str.split, texts)):
@@ -241,7 +270,8 @@ def _texts(rows: Sequence[JsonRow], name: str, path: Path | None, key: str, expe
 
 
 def assign_questions(questions: Sequence[Question], documents: int) -> list[tuple[Question, ...]]:
-    """Shuffle the questions once and assign them cyclically, so that no document has the same question twice."""
+    """Shuffle the questions once and assign them cyclically, so that no document has the same
+    question twice."""
     order = np.random.default_rng(ASSIGNMENT_SEED).permutation(len(questions)).tolist()
     if len(order) < QUESTIONS_PER_DOCUMENT:
         raise ValueError(
@@ -275,9 +305,12 @@ def _questions(tales: Sequence[JsonRow]) -> list[Question]:
 
 
 def _stub_shape(
-    question_sets: Sequence[tuple[Question, ...]], tokenizer: TokenizerFile, ratios: dict[str, float]
+    question_sets: Sequence[tuple[Question, ...]],
+    tokenizer: TokenizerFile,
+    ratios: dict[str, float],
 ) -> Shape:
-    """Measure real questions around stub documents of one token each, with ids outside any vocabulary."""
+    """Measure real questions around stub documents of one token each, with ids outside any
+    vocabulary."""
     documents = [
         Document(np.array([STUB_START + number], dtype=np.int32), questions)
         for number, questions in enumerate(question_sets)
@@ -286,7 +319,9 @@ def _stub_shape(
         f"{{documents}} NarrativeQA stories by published word count at {ratios['quality']:.3f} tokens per word "
         f"(QuALITY articles), {{requests}} FairytaleQA questions and answer lengths, {tokenizer.name} tokenizer"
     )
-    corpus = encode_documents(documents, NARRATIVEQA, tokenizer).corpus("narrativeqa", "modelled", detail)
+    corpus = encode_documents(documents, NARRATIVEQA, tokenizer).corpus(
+        "narrativeqa", "modelled", detail
+    )
     workload = select(corpus, Selection(unknown_output=0))
     joints = {JOINTS: joints_of(NARRATIVEQA, tokenizer).counts()}
     return measure(workload, detail=detail, tokens_per_word=ratios, **joints)
@@ -308,10 +343,14 @@ QUERIES_PER_PROMPT = 30  # as in the committed shape
 class SystemPrompts(Drawn, Arranged, Cut, OfTextFile):
     """System prompts of deployed assistants with user queries."""
 
-    output_tokens: int | None = field(64, positive, "output tokens per request; null: as in the source")
+    output_tokens: int | None = field(
+        64, positive, "output tokens per request; null: as in the source"
+    )
     queries_path: str | None = field(None, None, "user queries; local text only")
     queries_per_prompt: int | None = field(
-        None, positive, "user queries for each local system prompt; null: 30, or all if there are fewer"
+        None,
+        positive,
+        "user queries for each local system prompt; null: 30, or all if there are fewer",
     )
 
 
@@ -329,26 +368,38 @@ def local_system_prompts(
     cache_dir: Path | None = None,
     queries_per_prompt: int | None = None,
 ) -> Corpus:
-    """Read system prompts from a folder of Markdown files or a table of token ids, and queries from a jsonl file."""
+    """Read system prompts from a folder of Markdown files or a table of token ids, and queries from
+    a jsonl file."""
     if path is not None and path.is_dir():
         files = sorted(path.rglob("*.md"))
         if not files:
-            raise ValueError(f"{KEY}={path} holds no Markdown file; expected {SYSTEM_PROMPTS_EXPECTED}")
-        bodies: list[Part] = [read_text(file, KEY, SYSTEM_PROMPTS_EXPECTED).strip() for file in files]
+            raise ValueError(
+                f"{KEY}={path} holds no Markdown file; expected {SYSTEM_PROMPTS_EXPECTED}"
+            )
+        bodies: list[Part] = [
+            read_text(file, KEY, SYSTEM_PROMPTS_EXPECTED).strip() for file in files
+        ]
     else:
         if path is None or not path.is_file():
-            raise SourceUnavailable(f"{KEY}={path} does not exist; expected {SYSTEM_PROMPTS_EXPECTED}")
+            raise SourceUnavailable(
+                f"{KEY}={path} does not exist; expected {SYSTEM_PROMPTS_EXPECTED}"
+            )
         table = read_columns(path, ("prompt_id", "tokens"), KEY, SYSTEM_PROMPTS_EXPECTED)
         bodies = list(token_lists(table, "tokens", path, KEY, SYSTEM_PROMPTS_EXPECTED))
     queries = read_queries(queries_path)
-    documents = draw_queries(bodies, queries, queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
+    documents = draw_queries(
+        bodies, queries, queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries))
+    )
     nouns = f"{{documents}} system prompts, {{requests}} user queries, {path.name}"
     layout = SYSTEM_PROMPTS
-    return text_corpus(("system_prompts", "local text", nouns), documents, layout, tokenizer, cache_dir)
+    return text_corpus(
+        ("system_prompts", "local text", nouns), documents, layout, tokenizer, cache_dir
+    )
 
 
 def read_queries(path: Path | None) -> list[str]:
-    """Return distinct user queries in file order; rows of a `kind` other than chat, such as search, are left out."""
+    """Return distinct user queries in file order; rows of a `kind` other than chat, such as search,
+    are left out."""
     rows = read_jsonl(path, QUERIES_KEY, QUERIES_EXPECTED)
     chat = [row for row in rows if row.get("kind", "chat") == "chat"]
     texts = (row.field("query", str).strip() for row in chat)
@@ -359,7 +410,8 @@ def read_queries(path: Path | None) -> list[str]:
 
 
 def draw_queries(bodies: list[Part], queries: list[str], per_prompt: int) -> list[Document]:
-    """Draw `per_prompt` different queries for each prompt; the draw is the same on every machine."""
+    """Draw `per_prompt` different queries for each prompt; the draw is the same on every
+    machine."""
     if not 1 <= per_prompt <= len(queries):
         raise ValueError(
             f"workload.queries_per_prompt={per_prompt}; expected 1 to {len(queries)}, the number of queries"
@@ -390,7 +442,8 @@ class Tokenised(Drawn, WithPreamble, Cut, OfFile):
 
 @workload("tokenised", "local")
 def local_tokenised(path: Path, vocab_fold: int | None = None) -> Corpus:
-    """Return one request per row in file order, of one ordered span; groups are numbered by first appearance."""
+    """Return one request per row in file order, of one ordered span; groups are numbered by first
+    appearance."""
     table = read_columns(path, COLUMNS, KEY, TOKENISED_EXPECTED)
     spans = token_lists(table, "tokens", path, KEY, TOKENISED_EXPECTED, vocab_fold)
     stated = integers(table, "n_tokens", path, KEY, TOKENISED_EXPECTED)

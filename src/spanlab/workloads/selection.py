@@ -1,4 +1,5 @@
-"""Selection of the served requests of a corpus: the same rules, in the same order, for every source."""
+"""Selection of the served requests of a corpus: the same rules, in the same order, for every
+source."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ class Selection:
     `documents`               the first n groups that fit; None takes all.
     `questions_per_document`  the first n requests of each group; None takes all.
     `max_prompt_tokens`       longest prompt; None means no limit.
-    `too_long`                "cut" shortens the document span from its end, by the same amount for all its selected
-                              questions, and drops it if nothing would remain; "drop" drops the document.
-    `output_tokens`           output length of all requests; None takes the gold answer's, or `unknown_output`.
-    `documents_per_prompt`    documents per prompt: each gets an equal share of the limit minus the longest opening and
-                              question, so that it is cut to the same length in all its prompts.
+    `too_long`                "cut" shortens the document span from its end, by the same amount for
+                              all its selected questions, and drops it if nothing would remain;
+                              "drop" drops the document.
+    `output_tokens`           output length of all requests; None takes the gold answer's, or
+                              `unknown_output`.
+    `documents_per_prompt`    documents per prompt: each gets an equal share of the limit minus the
+                              longest opening and question, so that it is cut to the same length in
+                              all its prompts.
     """
 
     documents: int | None = None
@@ -51,24 +55,29 @@ def select(corpus: Corpus, selection: Selection) -> Workload:
         )
     check_documents(selection, group_count, corpus.name)
     requests = _requests(corpus, selected, selection)
-    detail = corpus.detail.replace("{documents}", str(group_count)).replace("{requests}", str(len(requests)))
+    detail = corpus.detail.replace("{documents}", str(group_count)).replace(
+        "{requests}", str(len(requests))
+    )
     return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
 
 
 def check_documents(selection: Selection, available: int, name: str) -> None:
     """Reject a selection of more documents than are available."""
     if selection.documents is not None and selection.documents > available:
-        fitting = "" if selection.max_prompt_tokens is None else " that fit workload.max_prompt_tokens"
+        fitting = (
+            "" if selection.max_prompt_tokens is None else " that fit workload.max_prompt_tokens"
+        )
         raise ValueError(
             f"workload.documents={selection.documents}; expected at most {available}, the documents of {name}{fitting}"
         )
 
 
 class _SelectedRow(NamedTuple):
-    """A selected row: its number in the corpus, the span of its document, and the document's length.
+    """A selected row: its number in the corpus, the span of its document, and the document's
+    length.
 
-    The length is per row, because the limit may cut a document to different lengths in different groups. Without a
-    limit, no span is looked at: `document` is None.
+    The length is per row, because the limit may cut a document to different lengths in different
+    groups. Without a limit, no span is looked at: `document` is None.
     """
 
     row: int
@@ -77,7 +86,8 @@ class _SelectedRow(NamedTuple):
 
 
 def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], int, int, int]:
-    """Return the selected rows in file order, and the numbers of groups, of cut and of dropped documents."""
+    """Return the selected rows in file order, and the numbers of groups, of cut and of dropped
+    documents."""
     selected: list[_SelectedRow] = []
     groups = cut = dropped = 0
     limits = _DocumentLimits(corpus, selection)
@@ -100,7 +110,8 @@ def _groups(corpus: Corpus) -> dict[int, list[int]]:
 
 
 def _fit(limits: _DocumentLimits, members: list[int]) -> tuple[list[_SelectedRow], int, int]:
-    """Apply the length limit to one group; return its fitting rows and the numbers of cut and dropped documents."""
+    """Apply the length limit to one group; return its fitting rows and the numbers of cut and
+    dropped documents."""
     corpus = limits.corpus
     if (most := limits.selection.max_prompt_tokens) is None:
         return [_SelectedRow(row) for row in members], 0, 0
@@ -130,7 +141,9 @@ class _DocumentLimits:
     def of(self, limit: int, rows: list[int]) -> int:
         """Return the tokens of a document that fit in the longest of its prompts."""
         documents = self.selection.documents_per_prompt
-        other_tokens = max(map(self._other_tokens, rows)) if documents == 1 else self._most_other_tokens
+        other_tokens = (
+            max(map(self._other_tokens, rows)) if documents == 1 else self._most_other_tokens
+        )
         return (limit - other_tokens) // documents
 
     def _other_tokens(self, row: int) -> int:
@@ -145,16 +158,24 @@ class _DocumentLimits:
         # A later document can replace a dropped one, so all documents count.
         count = None if self.selection.too_long == "drop" else self.selection.documents
         groups = list(_groups(self.corpus).values())[:count]
-        return max(self._other_tokens(row) for rows in groups for row in rows[: self.selection.questions_per_document])
+        return max(
+            self._other_tokens(row)
+            for rows in groups
+            for row in rows[: self.selection.questions_per_document]
+        )
 
 
 def _document_span(corpus: Corpus, row: Row) -> int:
-    """Return the span that a length limit may shorten: the first reusable one, or the last if none is reusable."""
+    """Return the span that a length limit may shorten: the first reusable one, or the last if none
+    is reusable."""
     return next((span for span in row.spans if corpus.reusable[span]), row.spans[-1])
 
 
-def _with_spans(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[Row, tuple[Span, ...]]]:
-    """Yield each row with its spans; all rows share one object per span, and one per length of a cut document.
+def _with_spans(
+    corpus: Corpus, rows: Sequence[_SelectedRow]
+) -> Iterator[tuple[Row, tuple[Span, ...]]]:
+    """Yield each row with its spans; all rows share one object per span, and one per length of a
+    cut document.
 
     Text that a source knows by runs of ids has one span for as long as they continue.
     """
@@ -189,7 +210,11 @@ def _with_spans(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[
         of_corpus = corpus.rows[row.row]
         for number in of_corpus.spans:
             ids, length = tokens[number], row.length if number == row.document else lengths[number]
-            run = None if independent[number] or reusable[number] or not isinstance(ids, IdRun) else ids
+            run = (
+                None
+                if independent[number] or reusable[number] or not isinstance(ids, IdRun)
+                else ids
+            )
             if run is not None and size and run.first == first + size:
                 size += length
                 continue
@@ -201,7 +226,9 @@ def _with_spans(corpus: Corpus, rows: Sequence[_SelectedRow]) -> Iterator[tuple[
         yield of_corpus, ((*spans, run_of(first, size)) if size else tuple(spans))
 
 
-def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection) -> tuple[Request, ...]:
+def _requests(
+    corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: Selection
+) -> tuple[Request, ...]:
     numbers: dict[int, int] = {}
     after = _awaited(corpus, [selected.row for selected in selected_rows])
     return tuple(
@@ -216,19 +243,27 @@ def _requests(corpus: Corpus, selected_rows: Sequence[_SelectedRow], selection: 
             after=after.get(index, ()),
         )
         for number, (index, (row, spans)) in enumerate(
-            zip([selected.row for selected in selected_rows], _with_spans(corpus, selected_rows), strict=True)
+            zip(
+                [selected.row for selected in selected_rows],
+                _with_spans(corpus, selected_rows),
+                strict=True,
+            )
         )
     )
 
 
 def _awaited(corpus: Corpus, rows: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Return the numbers of the requests that each row waits for; a row that is left out is awaited by none."""
+    """Return the numbers of the requests that each row waits for; a row that is left out is awaited
+    by none."""
     if corpus.after is None:
         return {}
     numbers = {row: number for number, row in enumerate(rows)}
     awaited: dict[int, frozenset[int]] = {}
     for row in range(max(rows, default=-1) + 1):  # rows wait for earlier ones
-        others = [frozenset({numbers[other]}) if other in numbers else awaited[other] for other in corpus.after[row]]
+        others = [
+            frozenset({numbers[other]}) if other in numbers else awaited[other]
+            for other in corpus.after[row]
+        ]
         awaited[row] = frozenset().union(*others)
     return {row: tuple(sorted(awaited[row])) for row in numbers}
 
@@ -244,7 +279,9 @@ POSITIONS = ("after", "before")
 
 #: Order of a prompt's documents, given the question's document and the other documents as drawn.
 ORDERS: dict[str, Callable[[int, Ints, np.random.Generator], Ints]] = {
-    "shuffled": lambda document, distractors, rng: rng.permutation(np.append(distractors, document)),
+    "shuffled": lambda document, distractors, rng: rng.permutation(
+        np.append(distractors, document)
+    ),
     "fixed": lambda document, distractors, rng: np.sort(np.append(distractors, document)),
     "own_first": lambda document, distractors, rng: np.append(document, distractors),
     "own_last": lambda document, distractors, rng: np.append(distractors, document),
@@ -256,9 +293,11 @@ DEFAULT_ORDER = "shuffled"
 class Arrangement:
     """Number and order of a prompt's documents, and the position of its question.
 
-    `documents`  documents of each prompt: the question's document and others of the workload, drawn at random.
-    `order`      shuffled: a new order for each prompt; fixed: the order of the workload; own_first or own_last: the
-                 question's document first or last, the others as drawn. None: shuffled if there are several.
+    `documents`  documents of each prompt: the question's document and others of the workload, drawn
+                 at random.
+    `order`      shuffled: a new order for each prompt; fixed: the order of the workload; own_first
+                 or own_last: the question's document first or last, the others as drawn. None:
+                 shuffled if there are several.
     `question`   after the documents, or before them.
     """
 
@@ -268,7 +307,9 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         if self.documents < 1:
-            raise ValueError(f"workload.documents_per_prompt={self.documents}: expected a whole number from 1 up")
+            raise ValueError(
+                f"workload.documents_per_prompt={self.documents}: expected a whole number from 1 up"
+            )
         if self.order is not None and self.documents == 1:
             raise ValueError(
                 f"workload.documents_order={self.order} with workload.documents_per_prompt=1: expected null"
@@ -287,7 +328,11 @@ class Arrangement:
 
     def joining_tokens(self, joints: Joints) -> int:
         """Return the largest number of tokens that the arrangement adds to a prompt."""
-        return 0 if self.is_plain else len(joints.separator) * (self.documents + (self.question == "before"))
+        return (
+            0
+            if self.is_plain
+            else len(joints.separator) * (self.documents + (self.question == "before"))
+        )
 
     def line(self) -> str:
         """Return a description of the arrangement for the provenance."""
@@ -297,7 +342,8 @@ class Arrangement:
 
 
 class _Prompt(NamedTuple):
-    """Parts of a prompt with one document: spans before it, the document, and the tokens of its question."""
+    """Parts of a prompt with one document: spans before it, the document, and the tokens of its
+    question."""
 
     opening: tuple[Span, ...]
     document: Span
@@ -305,7 +351,8 @@ class _Prompt(NamedTuple):
 
 
 def arranged(workload: Workload, arrangement: Arrangement, joints: Joints) -> Workload:
-    """Return the workload with documents and questions arranged; ValueError unless each prompt has one document."""
+    """Return the workload with documents and questions arranged; ValueError unless each prompt has
+    one document."""
     if arrangement.is_plain:
         return workload
     prompts = []
@@ -326,34 +373,48 @@ def arranged(workload: Workload, arrangement: Arrangement, joints: Joints) -> Wo
         separated.append(replace(document, ids=tokens, independent=independent))
     choices = _draw_documents(numbers_of_prompts, len(documents), arrangement)
     requests = [
-        replace(request, spans=_arrangement_spans(prompt, [separated[index] for index in numbers], arrangement, joints))
+        replace(
+            request,
+            spans=_arrangement_spans(
+                prompt, [separated[index] for index in numbers], arrangement, joints
+            ),
+        )
         for request, prompt, numbers in zip(workload.requests, prompts, choices, strict=True)
     ]
     return workload.with_requests(requests, arrangement.line())
 
 
 def with_independent_documents(workload: Workload, independent: bool | None) -> Workload:
-    """Return the workload with documents marked as independent or ordered; None leaves it unchanged.
+    """Return the workload with documents marked as independent or ordered; None leaves it
+    unchanged.
 
-    An independent document can be reused at any position. ValueError unless each prompt has one document.
+    An independent document can be reused at any position. ValueError unless each prompt has one
+    document.
     """
     if independent is None:
         return workload
     key = f"workload.documents_independent={str(independent).lower()}"
-    positions = [(request, _document_index(request, key, workload.name)) for request in workload.requests]
+    positions = [
+        (request, _document_index(request, key, workload.name)) for request in workload.requests
+    ]
     marked = {
-        id(request.spans[index]): replace(request.spans[index], independent=independent) for request, index in positions
+        id(request.spans[index]): replace(request.spans[index], independent=independent)
+        for request, index in positions
     }
     requests = [
-        replace(request, spans=tuple(marked.get(id(span), span) for span in request.spans)) for request, _ in positions
+        replace(request, spans=tuple(marked.get(id(span), span) for span in request.spans))
+        for request, _ in positions
     ]
-    return workload.with_requests(requests, f"documents {'independent' if independent else 'ordered'}")
+    return workload.with_requests(
+        requests, f"documents {'independent' if independent else 'ordered'}"
+    )
 
 
 def _document_index(request: Request, key: str, name: str) -> int:
     """Return the index of the document's span.
 
-    ValueError, which names `key`, unless the prompt has one reusable document followed by a question.
+    ValueError, which names `key`, unless the prompt has one reusable document followed by a
+    question.
     """
     positions = [index for index, span in enumerate(request.spans) if span.reusable]
     unexpected = [span for span in request.spans if span.independent and not span.reusable]
@@ -365,16 +426,21 @@ def _document_index(request: Request, key: str, name: str) -> int:
 
 
 def _distinct(documents: Sequence[Span]) -> tuple[list[Span], list[int]]:
-    """Return the distinct documents in order of first appearance, and the number of each input document."""
+    """Return the distinct documents in order of first appearance, and the number of each input
+    document."""
     spans = {id(span): span for span in documents}
     texts = {key: span.tokens.tobytes() for key, span in spans.items()}
     numbers: dict[bytes, int] = {}
     of_span = {key: numbers.setdefault(text, len(numbers)) for key, text in texts.items()}
     distinct = {of_span[key]: span for key, span in reversed(spans.items())}
-    return [distinct[number] for number in range(len(numbers))], [of_span[id(span)] for span in documents]
+    return [distinct[number] for number in range(len(numbers))], [
+        of_span[id(span)] for span in documents
+    ]
 
 
-def _draw_documents(question_documents: Sequence[int], available: int, arrangement: Arrangement) -> list[list[int]]:
+def _draw_documents(
+    question_documents: Sequence[int], available: int, arrangement: Arrangement
+) -> list[list[int]]:
     """Return the document numbers of each prompt in prompt order.
 
     The drawn documents do not depend on the order: orders use a separate random stream.
@@ -408,7 +474,8 @@ def _arrangement_spans(
 
 
 def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Workload:
-    """Return the workload with `count` more requests, each as long as a drawn one and in a new group.
+    """Return the workload with `count` more requests, each as long as a drawn one and in a new
+    group.
 
     Spans before the first passage, such as a system prompt, are shared. All other token ids are
     fresh, and may exceed a vocabulary.
@@ -423,8 +490,14 @@ def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Wor
     for number, index in enumerate(chosen):
         # the lengths of an existing request, of which only the opening spans are shared
         request, id = existing[index], len(existing) + number
-        first = next((at for at, span in enumerate(request.spans) if span.independent), len(request.spans))
+        first = next(
+            (at for at, span in enumerate(request.spans) if span.independent), len(request.spans)
+        )
         renewed = [replace(span, ids=ids.take(len(span.ids))) for span in request.spans[first:]]
         spans: tuple[Span, ...] = (*request.spans[:first], *renewed)
-        novel.append(replace(request, id=id, group_id=groups + number, spans=spans, answer=None, gold=()))
-    return workload.with_requests((*existing, *novel), f"{count} novel requests, whose passages no other one has")
+        novel.append(
+            replace(request, id=id, group_id=groups + number, spans=spans, answer=None, gold=())
+        )
+    return workload.with_requests(
+        (*existing, *novel), f"{count} novel requests, whose passages no other one has"
+    )

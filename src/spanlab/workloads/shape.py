@@ -1,4 +1,5 @@
-"""Shape: a workload without text, as lengths and shared prefixes of its spans, which is all that policies need."""
+"""Shape: a workload without text, as lengths and shared prefixes of its spans, which is all that
+policies need."""
 
 from __future__ import annotations
 
@@ -28,14 +29,19 @@ INDEPENDENT, REUSABLE = 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Distinct spans in lexicographic order of their token ids, and requests as lists of span numbers.
+    """Distinct spans in lexicographic order of their token ids, and requests as lists of span
+    numbers.
 
-    `lengths`, `lcps`  int64, shape (spans,); `lcps[i]` tokens are shared by spans i and i - 1, and `lcps[0]` is 0.
+    `lengths`, `lcps`  int64, shape (spans,); `lcps[i]` tokens are shared by spans i and i - 1, and
+                       `lcps[0]` is 0.
     `flags`            uint8, shape (spans,): bit 0 independent, bit 1 reusable.
-    `request_spans`    int64, all requests' span numbers end to end; `span_counts[r]` of them belong to request r.
+    `request_spans`    int64, all requests' span numbers end to end; `span_counts[r]` of them belong
+                       to request r.
     `groups`, `output_lens`  int64, shape (requests,); output length 0 means unknown.
-    `arrivals_s`       int64, shape (requests,): seconds since the first request; None if not recorded.
-    `meta`             JSON: format, name, kind, detail, inputs, tokenizer, joints and extra metadata of the maker.
+    `arrivals_s`       int64, shape (requests,): seconds since the first request; None if not
+                       recorded.
+    `meta`             JSON: format, name, kind, detail, inputs, tokenizer, joints and extra
+                       metadata of the maker.
     """
 
     lengths: NDArray[np.int64]
@@ -55,12 +61,20 @@ class Shape:
         return [tuple(flat[start:stop]) for start, stop in zip([0, *ends], ends, strict=False)]
 
     def corpus(self) -> Corpus:
-        """Return the spans and requests without times; token ids are made only for selected requests."""
+        """Return the spans and requests without times; token ids are made only for selected
+        requests."""
         rows = tuple(map(Row, self.groups.tolist(), self.requests(), self.output_lens.tolist()))
         independent, reusable = (self.flags & INDEPENDENT) > 0, (self.flags & REUSABLE) > 0
         meta, expand_shape = self.meta, partial(expand, self)
         corpus = Corpus(
-            meta["name"], meta["kind"], meta["detail"], self.lengths, independent, reusable, rows, expand_shape
+            meta["name"],
+            meta["kind"],
+            meta["detail"],
+            self.lengths,
+            independent,
+            reusable,
+            rows,
+            expand_shape,
         )
         return replace(corpus, joints=self._joints) if JOINTS in meta else corpus
 
@@ -77,11 +91,21 @@ JOINTS = "joints"
 LARGEST = np.iinfo(np.int32).max
 LARGEST_JOINT = 1 << 20
 #: Errors of files that are truncated, empty, or of another format.
-_UNREADABLE = (BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError, NotImplementedError)
+_UNREADABLE = (
+    BadZipFile,
+    zlib.error,
+    EOFError,
+    OSError,
+    KeyError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+)
 
 
 def measure(workload: Workload, **meta: Any) -> Shape:
-    """Measure the shape of real token ids; raise ValueError if the shape shares other prefixes than they do.
+    """Measure the shape of real token ids; raise ValueError if the shape shares other prefixes than
+    they do.
 
     `meta` overrides or extends the metadata; its values are JSON.
     """
@@ -89,13 +113,24 @@ def measure(workload: Workload, **meta: Any) -> Shape:
     order = sorted(by_identity)
     spans = [by_identity[key] for key in order]
     numbers = {key: number for number, key in enumerate(order)}
-    requests = [[numbers[_identity(span)] for span in request.spans] for request in workload.requests]
+    requests = [
+        [numbers[_identity(span)] for span in request.spans] for request in workload.requests
+    ]
     provenance = workload.provenance
-    defaults = {"format": FORMAT_VERSION, "name": workload.name, "kind": provenance.kind, "detail": provenance.detail}
+    defaults = {
+        "format": FORMAT_VERSION,
+        "name": workload.name,
+        "kind": provenance.kind,
+        "detail": provenance.detail,
+    }
     shape = Shape(
         lengths=np.array([len(span.ids) for span in spans], dtype=np.int64),
-        lcps=np.array([0, *(shared_length(a.tokens, b.tokens) for a, b in pairwise(spans))], dtype=np.int64),
-        flags=np.array([INDEPENDENT * s.independent + REUSABLE * s.reusable for s in spans], dtype=np.uint8),
+        lcps=np.array(
+            [0, *(shared_length(a.tokens, b.tokens) for a, b in pairwise(spans))], dtype=np.int64
+        ),
+        flags=np.array(
+            [INDEPENDENT * s.independent + REUSABLE * s.reusable for s in spans], dtype=np.uint8
+        ),
         request_spans=np.array([span for request in requests for span in request], dtype=np.int64),
         span_counts=np.array([len(request) for request in requests], dtype=np.int64),
         groups=np.array([request.group_id for request in workload.requests], dtype=np.int64),
@@ -137,7 +172,9 @@ def save(shape: Shape, path: Path) -> Path:
     arrays = {name: _smallest(getattr(shape, name)) for name in ARRAYS}
     if shape.arrivals_s is not None:
         arrays[TIMES] = _smallest(shape.arrivals_s)
-    arrays["meta"] = np.frombuffer(orjson.dumps(shape.meta, option=orjson.OPT_SORT_KEYS), dtype=np.uint8)
+    arrays["meta"] = np.frombuffer(
+        orjson.dumps(shape.meta, option=orjson.OPT_SORT_KEYS), dtype=np.uint8
+    )
     # numpy's stub reads arrays by name as options
     return write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
@@ -151,7 +188,9 @@ def load(path: Path) -> Shape:
             times = _integers(archive[TIMES]) if TIMES in archive else None
         arrays["flags"] = arrays["flags"].astype(np.uint8)
     except _UNREADABLE as error:
-        raise ValueError(f"shape {path} cannot be read; expected a file that make_shape has written") from error
+        raise ValueError(
+            f"shape {path} cannot be read; expected a file that make_shape has written"
+        ) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT_VERSION:
         version = meta.get("format") if isinstance(meta, dict) else None
         raise ValueError(f"shape {path} has format {version}; expected {FORMAT_VERSION}")
@@ -159,21 +198,31 @@ def load(path: Path) -> Shape:
     if problem := next(_invalid(shape), None):
         name, expected = problem
         value = str(meta.get(name) if name in meta else getattr(shape, name, None))
-        raise ValueError(f"shape {path} has {name}={' '.join(value.split())[:40]}; expected {expected}")
+        raise ValueError(
+            f"shape {path} has {name}={' '.join(value.split())[:40]}; expected {expected}"
+        )
     return shape
 
 
 def _integers(array: NDArray[Any]) -> NDArray[np.int64]:
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"an array of shape {array.shape} and type {array.dtype}, not a list of integers")
+        raise ValueError(
+            f"an array of shape {array.shape} and type {array.dtype}, not a list of integers"
+        )
     return array.astype(np.int64)
 
 
 def _invalid(shape: Shape) -> Iterator[tuple[str, str]]:
-    """Yield the names of arrays and metadata that contradict the description of a shape, and what was expected."""
+    """Yield the names of arrays and metadata that contradict the description of a shape, and what
+    was expected."""
     spans, requests, used = len(shape.lengths), len(shape.groups), len(shape.request_spans)
     previous = np.concatenate([[0], shape.lengths])[:spans]
-    for name, count in (("lcps", spans), ("flags", spans), ("span_counts", requests), ("output_lens", requests)):
+    for name, count in (
+        ("lcps", spans),
+        ("flags", spans),
+        ("span_counts", requests),
+        ("output_lens", requests),
+    ):
         if len(getattr(shape, name)) != count:
             yield name, f"{count} numbers, not {len(getattr(shape, name))}"
             return
@@ -193,7 +242,9 @@ def _invalid(shape: Shape) -> Iterator[tuple[str, str]]:
     if (shape.lengths - shape.lcps).sum() > LARGEST:
         yield "lengths", f"at most {LARGEST} different tokens"
     times = shape.arrivals_s
-    if times is not None and (len(times) != requests or (times < 0).any() or (times > LARGEST).any()):
+    if times is not None and (
+        len(times) != requests or (times < 0).any() or (times > LARGEST).any()
+    ):
         yield TIMES, f"{requests} numbers from 0 to {LARGEST}"
     for name in ("name", "kind", "detail"):
         if not isinstance(shape.meta.get(name), str):
@@ -217,11 +268,14 @@ def _identity(span: Span) -> tuple[bytes, bool, bool]:
 def _verify(shape: Shape, prompts: Sequence[Tokens]) -> None:
     """Raise ValueError if prompts of the shape share other prefix lengths than the real prompts.
 
-    Comparing neighbours in sorted order suffices. A made id stands for one real token, so made prompts never share more
-    than real ones. Two prompts share the minimum over the neighbours between them, so they do not share less either.
+    Comparing neighbours in sorted order suffices. A made id stands for one real token, so made
+    prompts never share more than real ones. Two prompts share the minimum over the neighbours
+    between them, so they do not share less either.
     """
     spans = expand(shape, dict(enumerate(shape.lengths.tolist())))
-    prompts_of_shape = [np.concatenate([spans[span] for span in request]) for request in shape.requests()]
+    prompts_of_shape = [
+        np.concatenate([spans[span] for span in request]) for request in shape.requests()
+    ]
     order = sorted(range(len(prompts)), key=lambda request: _sort_key(prompts[request]))
     for first, second in pairwise(order):
         real, made_length = (
@@ -240,7 +294,8 @@ def _smallest(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def committed(name: str, path: Path | None) -> Shape:
-    """Load the shape `name` from a file or folder that make_shape wrote; None loads the committed shape."""
+    """Load the shape `name` from a file or folder that make_shape wrote; None loads the committed
+    shape."""
     folder = SHAPES if path is None else path
     file = folder if folder.suffix == ".npz" else folder / f"{name}.npz"
     if not file.is_file():

@@ -39,13 +39,18 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @dataclass
 class Synthetic:
-    """Groups of prompts with a shared prefix, the overlap; draws are clipped to the length of a prompt."""
+    """Groups of prompts with a shared prefix, the overlap; draws are clipped to the length of a
+    prompt."""
 
     groups: int = field(48, positive, "groups of requests")
     requests_per_group: int = field(16, positive, "requests of each group")
     prompt_tokens: int = field(4096, positive, "length of every prompt")
-    kind: str = field("uniform", DISTRIBUTIONS, "distribution of the overlap: uniform, normal or fixed")
-    unit: str = field("fraction", ("fraction", "tokens"), "unit of the overlap: fraction of the prompt, or tokens")
+    kind: str = field(
+        "uniform", DISTRIBUTIONS, "distribution of the overlap: uniform, normal or fixed"
+    )
+    unit: str = field(
+        "fraction", ("fraction", "tokens"), "unit of the overlap: fraction of the prompt, or tokens"
+    )
     value: float = field(0.8, None, "the overlap; fixed only")
     low: float = field(0.5, None, "smallest overlap; uniform only")
     high: float = field(0.95, None, "largest overlap; uniform only")
@@ -59,7 +64,9 @@ class Synthetic:
             if self.unit == "fraction":
                 share(f"workload.synthetic.{key}", getattr(self, key))
         if self.low > self.high:
-            raise ValueError(f"workload.synthetic.low={self.low}; expected at most workload.synthetic.high={self.high}")
+            raise ValueError(
+                f"workload.synthetic.low={self.low}; expected at most workload.synthetic.high={self.high}"
+            )
 
 
 @dataclass
@@ -73,7 +80,8 @@ class SyntheticWorkload(Drawn, WithPreamble, Cut):
 
 @workload("synthetic", "modelled")
 def modelled_synthetic(synthetic: Synthetic) -> Corpus:
-    """Make the prompts: the first `overlap` tokens of the group's base, then ids that occur nowhere else."""
+    """Make the prompts: the first `overlap` tokens of the group's base, then ids that occur nowhere
+    else."""
     options = synthetic
     # draw the shared tokens of each request, shape (groups, requests_per_group)
     draw = np.random.default_rng(options.seed)
@@ -88,7 +96,9 @@ def modelled_synthetic(synthetic: Synthetic) -> Corpus:
         )
     spans, rows = _prompts(options, overlaps)
     reusable = np.array([is_base for _, is_base in spans], dtype=bool)
-    text = EncodedText(tuple(tokens for tokens, _ in spans), np.zeros_like(reusable), reusable, rows)
+    text = EncodedText(
+        tuple(tokens for tokens, _ in spans), np.zeros_like(reusable), reusable, rows
+    )
     detail = (
         f"{{documents}} groups, {{requests}} prompts of {options.prompt_tokens} tokens, {options.kind} overlap "
         f"of {overlaps.min()} to {overlaps.max()} tokens, seed {options.seed}"
@@ -96,7 +106,9 @@ def modelled_synthetic(synthetic: Synthetic) -> Corpus:
     return text.corpus("synthetic", "modelled", detail)
 
 
-def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
+def _prompts(
+    options: Synthetic, overlaps: NDArray[np.int64]
+) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
     """Return spans with their reusable flag, and rows."""
     length, ids = options.prompt_tokens, FreshIds()
     spans: list[tuple[Tokens, bool]] = []
@@ -104,7 +116,9 @@ def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tupl
     for group, shared in enumerate(overlaps):
         base = ids.take(length)
         for overlap in shared.tolist():
-            parts = _request_spans(base[:overlap], ids.take(length - overlap), options.kind == "fixed")
+            parts = _request_spans(
+                base[:overlap], ids.take(length - overlap), options.kind == "fixed"
+            )
             rows.append(Row(group, tuple(range(len(spans), len(spans) + len(parts)))))
             spans += parts
     return spans, tuple(rows)
@@ -114,7 +128,9 @@ def _request_spans(shared: Tokens, fresh: Tokens, boundary: bool) -> list[tuple[
     """Return two spans if all requests share the same length, a known boundary; else one span."""
     if not boundary:
         return [(np.concatenate([shared, fresh]), False)]
-    return [(tokens, reusable) for tokens, reusable in ((shared, True), (fresh, False)) if len(tokens)]
+    return [
+        (tokens, reusable) for tokens, reusable in ((shared, True), (fresh, False)) if len(tokens)
+    ]
 
 
 # ------------------------------------------------------------------------------
@@ -132,7 +148,9 @@ class RepeatedDocuments:
     documents: int = field(4, positive, "documents of a prompt")
     document_tokens: int = field(500, positive, "tokens of each document")
     system_tokens: int = field(9, positive, "tokens of the system prompt")
-    question_tokens: int = field(64, positive, "tokens of the question, which is fresh in every request")
+    question_tokens: int = field(
+        64, positive, "tokens of the question, which is fresh in every request"
+    )
     repeats: int = field(5, positive, "warm requests after each cold one")
     trials: int = field(3, positive, "number of sets of fresh documents")
     orders: list[str] = field(
@@ -159,19 +177,30 @@ class RepeatedDocumentsWorkload(Drawn, WithOutput):
 
 
 @workload("repeated_documents")
-def modelled_repeated_documents(repeated_documents: RepeatedDocuments, selection: Selection) -> Workload:
+def modelled_repeated_documents(
+    repeated_documents: RepeatedDocuments, selection: Selection
+) -> Workload:
     """Return the requests with the selected output length."""
     return requests_of_repeated_documents(repeated_documents, selection.output_tokens or 1)
 
 
 def requests_of_repeated_documents(options: RepeatedDocuments, output_tokens: int) -> Workload:
-    """Return the requests by trial and order; each trial and order has its own cache salt, so cold requests are cold.
+    """Return the requests by trial and order; each trial and order has its own cache salt, so cold
+    requests are cold.
 
     Labels: `order` of warm requests, `kind` (prepare, cold or warm).
     """
     ids = FreshIds()
-    requests = [request for trial in range(options.trials) for request in _trial(options, trial, ids, output_tokens)]
-    prompt = options.system_tokens + options.documents * options.document_tokens + options.question_tokens
+    requests = [
+        request
+        for trial in range(options.trials)
+        for request in _trial(options, trial, ids, output_tokens)
+    ]
+    prompt = (
+        options.system_tokens
+        + options.documents * options.document_tokens
+        + options.question_tokens
+    )
     detail = (
         f"{options.documents} documents of {options.document_tokens:,} tokens, prompts of {prompt:,}; "
         f"{options.trials} trials of 1 cold and {options.repeats} warm requests, orders: {', '.join(options.orders)}"
@@ -179,7 +208,9 @@ def requests_of_repeated_documents(options: RepeatedDocuments, output_tokens: in
     return labelled_workload("repeated documents", detail, requests)
 
 
-def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens: int) -> Iterator[Labelled]:
+def _trial(
+    options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens: int
+) -> Iterator[Labelled]:
     """Yield the requests of one trial; all orders have the same documents and questions."""
     rng = np.random.default_rng([options.seed, trial])
     count = options.documents
@@ -192,7 +223,10 @@ def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens:
         group = trial * len(options.orders) + index
         prompts = [(system, document) for document in documents] if options.prepare else []
         kinds = ["prepare"] * len(prompts) + ["cold"] + ["warm"] * options.repeats
-        orders = [original_order, *(shuffles if order == "shuffled" else [original_order] * options.repeats)]
+        orders = [
+            original_order,
+            *(shuffles if order == "shuffled" else [original_order] * options.repeats),
+        ]
         for numbers, question in zip(orders, questions, strict=True):
             prompts.append((system, *(documents[number] for number in numbers), question))
         for kind, spans in zip(kinds, prompts, strict=True):
@@ -211,9 +245,13 @@ class ForkedSequence:
     """A cold request, then requests of the same length that fork from it."""
 
     prompt_tokens: int = field(4096, positive, "tokens of every prompt")
-    depths: list[float] = field([0.5, 0.95], None, "shared prefixes with the cold request, as fractions of the prompt")
+    depths: list[float] = field(
+        [0.5, 0.95], None, "shared prefixes with the cold request, as fractions of the prompt"
+    )
     visits: int = field(
-        2, positive, "requests at each depth: a policy may place a state at the first and use it at the second"
+        2,
+        positive,
+        "requests at each depth: a policy may place a state at the first and use it at the second",
     )
     families: int = field(
         3,
@@ -224,7 +262,12 @@ class ForkedSequence:
     def __post_init__(self) -> None:
         check_fields(self, "workload.forked_sequence")
         shared = self.shared()
-        if not shared or shared[0] < 1 or shared[-1] >= self.prompt_tokens or len(set(shared)) < len(shared):
+        if (
+            not shared
+            or shared[0] < 1
+            or shared[-1] >= self.prompt_tokens
+            or len(set(shared)) < len(shared)
+        ):
             raise ValueError(
                 f"workload.forked_sequence.depths={self.depths} with prompt_tokens={self.prompt_tokens}: "
                 "expected different shares above 0 and below 1, a token apart"
@@ -241,7 +284,9 @@ class ForkedSequenceWorkload(Drawn, WithOutput):
     """One long sequence, then prompts that share its beginning up to known depths."""
 
     output_tokens: int | None = field(1, positive, "output tokens per request")
-    forked_sequence: ForkedSequence = field(ForkedSequence, None, "length and depths of the prompts")
+    forked_sequence: ForkedSequence = field(
+        ForkedSequence, None, "length and depths of the prompts"
+    )
 
 
 @workload("forked_sequence")
@@ -251,13 +296,17 @@ def modelled_forked_sequence(forked_sequence: ForkedSequence, selection: Selecti
 
 
 def requests_of_forked_sequence(options: ForkedSequence, output_tokens: int) -> Workload:
-    """Return the requests of each family: the cold one, then every visit at every depth, shallow to deep.
+    """Return the requests of each family: the cold one, then every visit at every depth, shallow to
+    deep.
 
-    The depths are marked as boundaries. Labels: `kind` (cold or fork), `depth` and `visit` of a fork.
+    The depths are marked as boundaries. Labels: `kind` (cold or fork), `depth` and `visit` of a
+    fork.
     """
     ids = FreshIds()
     requests = [
-        request for family in range(options.families) for request in _family(options, family, ids, output_tokens)
+        request
+        for family in range(options.families)
+        for request in _family(options, family, ids, output_tokens)
     ]
     shares = ", ".join(f"{100 * depth:g} %" for depth in sorted(options.depths))
     detail = (
@@ -267,16 +316,26 @@ def requests_of_forked_sequence(options: ForkedSequence, output_tokens: int) -> 
     return labelled_workload("forked sequence", detail, requests)
 
 
-def _family(options: ForkedSequence, family: int, ids: FreshIds, output_tokens: int) -> Iterator[Labelled]:
-    """Yield prompts of the trunk's spans up to their depth, then fresh tokens; the cold prompt has the whole trunk."""
+def _family(
+    options: ForkedSequence, family: int, ids: FreshIds, output_tokens: int
+) -> Iterator[Labelled]:
+    """Yield prompts of the trunk's spans up to their depth, then fresh tokens; the cold prompt has
+    the whole trunk."""
     shared = options.shared()
     starts = [0, *shared[:-1]]
-    trunk = [Span(ids.take(stop - start), reusable=True) for start, stop in zip(starts, shared, strict=True)]
+    trunk = [
+        Span(ids.take(stop - start), reusable=True)
+        for start, stop in zip(starts, shared, strict=True)
+    ]
     cold = {"kind": "cold", "depth": "", "visit": ""}
     prompts = [(len(shared), cold)]
     for visit in range(options.visits):
         for index, depth in enumerate(sorted(options.depths)):
-            labels = {"kind": "fork", "depth": f"{100 * depth:g} % shared", "visit": f"visit {visit + 1}"}
+            labels = {
+                "kind": "fork",
+                "depth": f"{100 * depth:g} % shared",
+                "visit": f"visit {visit + 1}",
+            }
             prompts.append((index + 1, labels))
     for spans, labels in prompts:
         tail = Span(ids.take(options.prompt_tokens - shared[spans - 1]))
@@ -307,7 +366,9 @@ class DesignedShapes(WorkloadSettings):
 @workload("designed_shapes")
 def modelled_designed_shapes() -> Workload:
     """Raise ValueError: shapes depend on the arms and the batch of a study, which designs them."""
-    raise ValueError("workload.kind=designed_shapes: expected a study, which designs the shapes for its arms")
+    raise ValueError(
+        "workload.kind=designed_shapes: expected a study, which designs the shapes for its arms"
+    )
 
 
 class Design(Protocol):
@@ -331,11 +392,15 @@ class Shape:
     requests: tuple[Request, ...]
 
 
-def design(settings: Design, arms: Mapping[str, bool], rules: BatchRules, vocab: int) -> list[Shape]:
-    """Return shapes that alternate between arms; each arm's sizes form a Latin hypercube over logarithms of sizes.
+def design(
+    settings: Design, arms: Mapping[str, bool], rules: BatchRules, vocab: int
+) -> list[Shape]:
+    """Return shapes that alternate between arms; each arm's sizes form a Latin hypercube over
+    logarithms of sizes.
 
     The first shape is the largest. Draws are numbers in the closed interval [0, 1].
-    `arms`  maps each name to whether the arm reuses documents at any position; other arms get them in the same order
+    `arms`  maps each name to whether the arm reuses documents at any position; other arms get them
+            in the same order
     """
     names = list(arms)
     rng = np.random.default_rng(settings.seed)
@@ -345,23 +410,29 @@ def design(settings: Design, arms: Mapping[str, bool], rules: BatchRules, vocab:
     for number in range(settings.shapes):
         index, arm = divmod(number, len(names))
         sizes = _Sizes.of(draws[arm][index], settings, rules)
-        designed.append(_shape(names[arm], sizes, rules, _RandomSpans(rng, vocab), arms[names[arm]]))
+        designed.append(
+            _shape(names[arm], sizes, rules, _RandomSpans(rng, vocab), arms[names[arm]])
+        )
     return designed
 
 
 def _latin_hypercube(count: int, rng: np.random.Generator) -> list[list[float]]:
-    """Return one row of draws per shape; each column is a random permutation of evenly spaced numbers from 0 to 1."""
+    """Return one row of draws per shape; each column is a random permutation of evenly spaced
+    numbers from 0 to 1."""
     from scipy.stats import qmc  # importing takes half a second, and only a calibration needs it
 
     centres = qmc.LatinHypercube(len(_LARGEST), scramble=False, rng=rng).random(count)
     ends = centres if count == 1 else (centres * count - 0.5) / (count - 1)
-    drawn: list[list[float]] = ends.round(9).tolist()  # 1 is exact, so the longest prompt has its full length
+    drawn: list[list[float]] = ends.round(
+        9
+    ).tolist()  # 1 is exact, so the longest prompt has its full length
     return drawn
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of one shape: requests per wave, documents, tokens of document and question, step budget, most output."""
+    """Sizes of one shape: requests per wave, documents, tokens of document and question, step
+    budget, most output."""
 
     requests_per_wave: int
     documents: int
@@ -376,13 +447,20 @@ class _Sizes:
         longest, outputs = settings.longest, settings.outputs
         assert longest is not None and outputs is not None, "a design has limits before it is drawn"
         prompt = _between(draws[0], _SHORTEST, longest)
-        requests_per_wave = min(_between(draws[1], 1, rules.max_num_seqs), max(1, _MOST_LONGEST * longest // prompt))
-        least = min(rules.max_num_batched_tokens, max(rules.max_num_seqs, requests_per_wave * prompt // _STEPS))
+        requests_per_wave = min(
+            _between(draws[1], 1, rules.max_num_seqs), max(1, _MOST_LONGEST * longest // prompt)
+        )
+        least = min(
+            rules.max_num_batched_tokens,
+            max(rules.max_num_seqs, requests_per_wave * prompt // _STEPS),
+        )
         documents = _between(draws[3], 1, _MOST_DOCUMENTS)
         question = _between(draws[4], 1, prompt // 4)
         document = max(1, (prompt - _HEAD - question) // documents)
         budget = _between(draws[2], least, rules.max_num_batched_tokens)
-        return _Sizes(requests_per_wave, documents, document, question, budget, _between(draws[5], 1, outputs))
+        return _Sizes(
+            requests_per_wave, documents, document, question, budget, _between(draws[5], 1, outputs)
+        )
 
 
 def _between(share: float, low: int, high: int) -> int:
@@ -403,7 +481,9 @@ class _RandomSpans:
         return Span(tokens, independent=document, reusable=document)
 
 
-def _shape(arm: str, sizes: _Sizes, rules: BatchRules, random_spans: _RandomSpans, shuffled: bool) -> Shape:
+def _shape(
+    arm: str, sizes: _Sizes, rules: BatchRules, random_spans: _RandomSpans, shuffled: bool
+) -> Shape:
     head = random_spans.span(_HEAD)
     prompts = [
         [random_spans.span(sizes.document, True) for _ in range(sizes.documents)]
@@ -416,10 +496,20 @@ def _shape(arm: str, sizes: _Sizes, rules: BatchRules, random_spans: _RandomSpan
     requests = []
     for wave, order in enumerate(orders):
         for group, documents in enumerate(prompts):
-            spans = (head, *(documents[index] for index in order(len(documents))), random_spans.span(sizes.question))
+            spans = (
+                head,
+                *(documents[index] for index in order(len(documents))),
+                random_spans.span(sizes.question),
+            )
             outputs = int(random_spans.rng.integers(1, sizes.outputs + 1))
             arrived_at = wave * _WAVES_NS
             requests.append(
-                Request(wave * sizes.requests_per_wave + group, group, spans, output_len=outputs, arrived_at=arrived_at)
+                Request(
+                    wave * sizes.requests_per_wave + group,
+                    group,
+                    spans,
+                    output_len=outputs,
+                    arrived_at=arrived_at,
+                )
             )
     return Shape(arm, replace(rules, max_num_batched_tokens=sizes.budget), tuple(requests))

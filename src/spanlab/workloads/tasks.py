@@ -26,10 +26,13 @@ class Question:
     """A question about a document.
 
     `answers`  gold references, equally correct; at least one.
-    `choices`  the options of a multiple-choice question, which include the answer; empty for an open question.
-    `gold`     numbers of the document's passages that the answer needs, the one that states it first; None if unknown.
+    `choices`  the options of a multiple-choice question, which include the answer; empty for an
+               open question.
+    `gold`     numbers of the document's passages that the answer needs, the one that states it
+               first; None if unknown.
     `stem`     start of the answer in the prompt; the gold answer continues it after a space.
-    `ranking`  numbers of the passages that a file lists for this question, best first; None if it lists none.
+    `ranking`  numbers of the passages that a file lists for this question, best first; None if it
+               lists none.
     `label`    group of questions for reports; empty: all questions of the task.
     """
 
@@ -76,7 +79,8 @@ Item = TypeVar("Item")
 
 
 def check_task(task: Task, source: str) -> Task:
-    """Return the task; ValueError for an empty passage, or a document without passages, or a question without answers.
+    """Return the task; ValueError for an empty passage, or a document without passages, or a
+    question without answers.
 
     `source`  setting that names the source of the task, the start of error messages
     """
@@ -84,10 +88,18 @@ def check_task(task: Task, source: str) -> Task:
         subject = f"{source} has the document {document.name!r}"
         if not document.passages:
             raise ValueError(f"{subject} without any passage; expected at least one")
-        empty = _first(index for index, passage in enumerate(document.passages) if not passage.strip())
+        empty = _first(
+            index for index, passage in enumerate(document.passages) if not passage.strip()
+        )
         if empty is not None:
-            raise ValueError(f"{subject} with an empty passage, number {empty}; expected text in each")
-        unknown = _first(question.text for question in document.questions if not any(map(str.strip, question.answers)))
+            raise ValueError(
+                f"{subject} with an empty passage, number {empty}; expected text in each"
+            )
+        unknown = _first(
+            question.text
+            for question in document.questions
+            if not any(map(str.strip, question.answers))
+        )
         if unknown is not None:
             raise ValueError(
                 f"{subject} with a question without a gold answer, {unknown[:60]!r}; expected one for each"
@@ -190,7 +202,9 @@ class Facts:
     def __post_init__(self) -> None:
         check_fields(self, "workload.questions.facts")
         if not self.hops or not set(self.hops) <= set(HOPS) or len(set(self.hops)) < len(self.hops):
-            raise ValueError(f"workload.questions.facts.hops={self.hops}: expected [1], [2] or [1,2]")
+            raise ValueError(
+                f"workload.questions.facts.hops={self.hops}: expected [1], [2] or [1,2]"
+            )
         if 2 in self.hops and (self.passages < 2 or self.passages * self.sentences % 4):
             raise ValueError(
                 f"workload.questions.facts.passages={self.passages} with sentences={self.sentences}: expected 2 "
@@ -205,7 +219,8 @@ class Facts:
 
     @property
     def loans(self) -> int:
-        """Number of loans of each collection; with two hops, a loan has a second sentence that names the lender."""
+        """Number of loans of each collection; with two hops, a loan has a second sentence that
+        names the lender."""
         count = self.passages * self.sentences
         return count // 2 if 2 in self.hops else count
 
@@ -234,7 +249,8 @@ class _Loan:
 def facts(facts: Facts | None = None) -> Task:
     """Make collections of facts; no facts contradict each other, also across collections.
 
-    Every item of a collection is lent twice, so that neither sentence of a loan determines the city alone.
+    Every item of a collection is lent twice, so that neither sentence of a loan determines the city
+    alone.
     """
     options = facts or Facts()
     people = _People(np.random.default_rng([options.seed, 0]))
@@ -264,7 +280,8 @@ class _People:
         self._used: set[tuple[str, str, str]] = set()
 
     def take(self, role: str, item: str, busy: set[str]) -> str:
-        """Draw a name that is not in `busy` and not yet used for the item in this role, and add it to `busy`."""
+        """Draw a name that is not in `busy` and not yet used for the item in this role, and add it
+        to `busy`."""
         free = [name for name in NAMES if name not in busy and (role, item, name) not in self._used]
         if not free:
             raise _NamesUsedError(f"the {item}")
@@ -274,7 +291,9 @@ class _People:
         return name
 
 
-def _collection(number: int, options: Facts, people: _People, draw: np.random.Generator) -> Document:
+def _collection(
+    number: int, options: Facts, people: _People, draw: np.random.Generator
+) -> Document:
     loans = _loans(options, people, draw)
     location_passages, loan_passages = _assign_passages(len(loans), options, draw)
     sentences: list[list[str]] = [[] for _ in range(options.passages)]
@@ -286,7 +305,9 @@ def _collection(number: int, options: Facts, people: _People, draw: np.random.Ge
     questions = [
         question
         for index, loan in enumerate(loans)
-        for question in _questions_about(loan, (location_passages[index], loan_passages[index]), options)
+        for question in _questions_about(
+            loan, (location_passages[index], loan_passages[index]), options
+        )
     ]
     return Document(f"collection {number}", passages, tuple(questions))
 
@@ -297,10 +318,14 @@ def _passage(facts: list[str], remarks: int, draw: np.random.Generator) -> str:
     return " ".join(sentences[index] for index in draw.permutation(len(sentences)))
 
 
-def _assign_passages(loans: int, options: Facts, draw: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Return the passages of each loan's two sentences: different ones, with equal numbers of sentences per passage."""
+def _assign_passages(
+    loans: int, options: Facts, draw: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Return the passages of each loan's two sentences: different ones, with equal numbers of
+    sentences per passage."""
     count = options.passages
-    # The second half of the sentences starts at passage 0 again, or half-way for an odd number per passage.
+    # The second half of the sentences starts at passage 0 again, or half-way for an odd number per
+    # passage.
     shift = 0 if options.sentences % 2 or 2 not in options.hops else int(draw.integers(1, count))
     location_passages = [index % count for index in range(loans)]
     return location_passages, [(loans + (index + shift) % loans) % count for index in range(loans)]
@@ -335,7 +360,11 @@ def _questions_about(loan: _Loan, passages: tuple[int, int], options: Facts) -> 
         stem=f"The {loan.item} that {loan.owner} lent is in",
         label="facts, 2 hops",
     )
-    return [question for hops, question in zip(HOPS, (one_hop, two_hops), strict=True) if hops in options.hops]
+    return [
+        question
+        for hops, question in zip(HOPS, (one_hop, two_hops), strict=True)
+        if hops in options.hops
+    ]
 
 
 # ------------------------------------------------------------------------------
@@ -348,23 +377,36 @@ FAIRYTALEQA_EXPECTED = (
     "FairytaleQA: a folder with section-stories/ and questions/ as published, or a jsonl with doc_id, story, "
     "n_sections and questions[{question, answers, section}]"
 )
-_FAIRYTALEQA_INSTRUCTION = "Answer the question about the story from the passages alone, in a few words."
+_FAIRYTALEQA_INSTRUCTION = (
+    "Answer the question about the story from the passages alone, in a few words."
+)
 _STORY, _QUESTIONS = "-story.csv", "-questions.csv"
 
 
 @TASKS.register("fairytaleqa")
 def fairytaleqa(path: Path) -> Task:
-    """Read stories with their sections as passages; stories with ambiguous section boundaries are left out."""
+    """Read stories with their sections as passages; stories with ambiguous section boundaries are
+    left out."""
     stories = list(_published_stories(path) if path.is_dir() else _jsonl_stories(path))
     documents = tuple(story for story in stories if story is not None)
     if not documents:
-        raise ValueError(f"{KEY}={path} has no story with recognisable sections; expected {FAIRYTALEQA_EXPECTED}")
+        raise ValueError(
+            f"{KEY}={path} has no story with recognisable sections; expected {FAIRYTALEQA_EXPECTED}"
+        )
     nouns = f"FairytaleQA stories, {path.name}"
-    return Task("fairytaleqa", "local text", nouns, _FAIRYTALEQA_INSTRUCTION, documents, len(stories) - len(documents))
+    return Task(
+        "fairytaleqa",
+        "local text",
+        nouns,
+        _FAIRYTALEQA_INSTRUCTION,
+        documents,
+        len(stories) - len(documents),
+    )
 
 
 def _jsonl_stories(path: Path) -> Iterator[Document | None]:
-    """Yield the stories of a jsonl in order; None if blank lines inside sections make their boundaries ambiguous."""
+    """Yield the stories of a jsonl in order; None if blank lines inside sections make their
+    boundaries ambiguous."""
     for row in read_jsonl(path, KEY, FAIRYTALEQA_EXPECTED):
         sections = [section.strip() for section in row.field("story", str).split("\n\n")]
         if len(sections) != row.field("n_sections", int):
@@ -378,15 +420,24 @@ def _jsonl_stories(path: Path) -> Iterator[Document | None]:
 def _fairytaleqa_question(row: JsonRow, numbers: dict[str, int]) -> Question:
     text, sections = (str(row.field(name, Label)) for name in ("question", "section"))
     return Question(
-        text.strip(), distinct(row.list_of("answers", str)), gold=_fairytaleqa_gold(sections, numbers, row.location)
+        text.strip(),
+        distinct(row.list_of("answers", str)),
+        gold=_fairytaleqa_gold(sections, numbers, row.location),
     )
 
 
 def _published_stories(folder: Path) -> Iterator[Document]:
-    """Yield the stories of the published repository, each with a table of sections and a table of questions."""
+    """Yield the stories of the published repository, each with a table of sections and a table of
+    questions."""
     # The repository lists each story by origin and by split: use each name once.
-    stories = {file.name.removesuffix(_STORY): file for file in sorted(folder.rglob(f"section-stories/**/*{_STORY}"))}
-    questions = {file.name.removesuffix(_QUESTIONS): file for file in folder.rglob(f"questions/**/*{_QUESTIONS}")}
+    stories = {
+        file.name.removesuffix(_STORY): file
+        for file in sorted(folder.rglob(f"section-stories/**/*{_STORY}"))
+    }
+    questions = {
+        file.name.removesuffix(_QUESTIONS): file
+        for file in folder.rglob(f"questions/**/*{_QUESTIONS}")
+    }
     for name, table in stories.items():
         if name not in questions:
             raise ValueError(
@@ -424,20 +475,29 @@ def _table(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 # 2205.11465).
 # ------------------------------------------------------------------------------
 
-SQUALITY_EXPECTED = "a SQuALITY jsonl with document and questions[{question_text, responses[{response_text}]}]"
+SQUALITY_EXPECTED = (
+    "a SQuALITY jsonl with document and questions[{question_text, responses[{response_text}]}]"
+)
 _SQUALITY_INSTRUCTION = "Answer the question about the story from the passages, in one paragraph."
 
 
 @TASKS.register("squality")
 def stories(path: Path, passage_words: int = RAG.passage_words) -> Task:
-    """Read the stories of a SQuALITY jsonl as passages of complete sentences; gold passages are unknown."""
+    """Read the stories of a SQuALITY jsonl as passages of complete sentences; gold passages are
+    unknown."""
     rows = read_jsonl(path, KEY, SQUALITY_EXPECTED)
     documents = []
     for number, row in enumerate(rows):
         passages = split_passages(row.field("document", str), passage_words)
         row_questions = tuple(map(_squality_question, row.rows("questions")))
         documents.append(Document(f"story {number}", tuple(passages), row_questions))
-    return Task("squality", "local text", f"SQuALITY stories, {path.name}", _SQUALITY_INSTRUCTION, tuple(documents))
+    return Task(
+        "squality",
+        "local text",
+        f"SQuALITY stories, {path.name}",
+        _SQUALITY_INSTRUCTION,
+        tuple(documents),
+    )
 
 
 def _squality_question(row: JsonRow) -> Question:
@@ -451,25 +511,43 @@ def _squality_question(row: JsonRow) -> Question:
 # ------------------------------------------------------------------------------
 
 _QUALITY_INSTRUCTION = (
-    "Answer the question about the article from the passages. Reply with the text of the right option alone."
+    "Answer the question about the article from the passages. Reply with the text of the right "
+    "option alone."
 )
 
 
 @TASKS.register("quality")
 def articles(path: Path, passage_words: int = text.RAG.passage_words) -> Task:
-    """Read the articles of a QuALITY jsonl as passages of complete sentences; gold passages are unknown."""
+    """Read the articles of a QuALITY jsonl as passages of complete sentences; gold passages are
+    unknown."""
     rows = read_jsonl(path, reading.KEY, reading.QUALITY_EXPECTED)
     documents = []
     for number, article in enumerate(reading.articles(rows)):
         assert isinstance(article.body, str), "only text can be split"
         passages = tuple(split_passages(article.body, passage_words))
-        documents.append(Document(f"article {number}", passages, tuple(map(_quality_question, article.questions))))
-    return Task("quality", "local text", f"QuALITY articles, {path.name}", _QUALITY_INSTRUCTION, tuple(documents))
+        documents.append(
+            Document(
+                f"article {number}", passages, tuple(map(_quality_question, article.questions))
+            )
+        )
+    return Task(
+        "quality",
+        "local text",
+        f"QuALITY articles, {path.name}",
+        _QUALITY_INSTRUCTION,
+        tuple(documents),
+    )
 
 
 def _quality_question(question: text.Question) -> Question:
-    right = (option for index, option in enumerate(question.options) if option_line(index, option) in question.answers)
-    return Question(question.text, tuple(map(one_line, right)), tuple(map(one_line, question.options)))
+    right = (
+        option
+        for index, option in enumerate(question.options)
+        if option_line(index, option) in question.answers
+    )
+    return Question(
+        question.text, tuple(map(one_line, right)), tuple(map(one_line, question.options))
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -490,28 +568,39 @@ def questions(path: Path) -> Task:
     rows = read_jsonl(path, KEY, LOCAL_EXPECTED)
     has_gold = [("gold" in row) for row in rows]
     if any(has_gold) and not all(has_gold):
-        raise ValueError(f"{KEY}={path} has gold in some rows only; expected it in every row or none")
+        raise ValueError(
+            f"{KEY}={path} has gold in some rows only; expected it in every row or none"
+        )
     grouped: dict[tuple[str, ...], list[JsonRow]] = {}
     for row in rows:
         unknown = next((name for name in row if name not in _FIELDS), None)
         if unknown is not None:
             raise row.error(f"the unknown field {unknown!r}")
-        document = _texts(row, "passages") if row.get("document") is None else (str(row["document"]),)
+        document = (
+            _texts(row, "passages") if row.get("document") is None else (str(row["document"]),)
+        )
         grouped.setdefault(document, []).append(row)
-    documents = tuple(_local_document(number, members) for number, members in enumerate(grouped.values()))
+    documents = tuple(
+        _local_document(number, members) for number, members in enumerate(grouped.values())
+    )
     return Task(path.stem, "local text", f"documents of {path.name}", _LOCAL_INSTRUCTION, documents)
 
 
 def _local_document(number: int, rows: list[JsonRow]) -> Document:
     passage_lists = [_texts(row, "passages") for row in rows]
     passages = {
-        text: index for index, text in enumerate(dict.fromkeys(text for texts in passage_lists for text in texts))
+        text: index
+        for index, text in enumerate(
+            dict.fromkeys(text for texts in passage_lists for text in texts)
+        )
     }
     parsed = [
         _local_question(row, tuple(passages[text] for text in texts))
         for row, texts in zip(rows, passage_lists, strict=True)
     ]
-    return Document(str(rows[0].get("document", f"document {number}")), tuple(passages), tuple(parsed))
+    return Document(
+        str(rows[0].get("document", f"document {number}")), tuple(passages), tuple(parsed)
+    )
 
 
 def _local_question(row: JsonRow, ranking: tuple[int, ...]) -> Question:
@@ -532,7 +621,9 @@ def _local_gold(row: JsonRow, ranking: tuple[int, ...]) -> tuple[int, ...]:
         raise row.error("gold=[]", "at least one number of a passage, from 0")
     for position in positions:
         if type(position) is not int or not 0 <= position < len(ranking):
-            raise row.error(f"gold={shorten(position)} with {len(ranking)} passages", "their numbers from 0")
+            raise row.error(
+                f"gold={shorten(position)} with {len(ranking)} passages", "their numbers from 0"
+            )
     return tuple(ranking[position] for position in positions)
 
 

@@ -21,7 +21,14 @@ import orjson
 from spanlab.core.token_string import Tokens
 from spanlab.model_files import installed_model, look_for_network
 from spanlab.workloads.files import JsonRow, SourceUnavailable, write_atomically
-from spanlab.workloads.workload import Corpus, EncodedText, Joints, ProvenanceKind, Row, shared_length
+from spanlab.workloads.workload import (
+    Corpus,
+    EncodedText,
+    Joints,
+    ProvenanceKind,
+    Row,
+    shared_length,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +46,8 @@ Part = str | Tokens
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of a document; `answers` are the gold references, which are never part of a prompt."""
+    """One question of a document; `answers` are the gold references, which are never part of a
+    prompt."""
 
     text: str
     options: tuple[str, ...] = ()
@@ -69,7 +77,8 @@ class TurnMarks:
 
 @dataclass(frozen=True, slots=True)
 class ReadingLayout:
-    """Instruction (ordered), document (independent, reusable), question: for reading comprehension."""
+    """Instruction (ordered), document (independent, reusable), question: for reading
+    comprehension."""
 
     instruction: str
     heading: str
@@ -79,14 +88,22 @@ class ReadingLayout:
         """Return the parts of the span that all requests share."""
         if marks is None:
             return [f"{self.instruction}\n\n{self.heading}\n"]
-        return [marks.open, f"system\n{self.instruction}", marks.close, "\n", marks.open, f"user\n{self.heading}\n"]
+        return [
+            marks.open,
+            f"system\n{self.instruction}",
+            marks.close,
+            "\n",
+            marks.open,
+            f"user\n{self.heading}\n",
+        ]
 
     def separator(self, marks: TurnMarks | None) -> list[Part]:
         """Return the parts after a document if there are several."""
         return ["\n\n"]
 
     def document(self, body: Part, marks: TurnMarks | None) -> list[Part]:
-        """Return the parts of the document span: only the text, so that the span does not depend on its position."""
+        """Return the parts of the document span: only the text, so that the span does not depend on
+        its position."""
         return [body]
 
     def question(self, question: Question, marks: TurnMarks | None) -> list[Part]:
@@ -112,19 +129,30 @@ class SystemLayout:
         return ["\n\n"] if marks is None else [marks.close, "\n"]
 
     def document(self, body: Part, marks: TurnMarks | None) -> list[Part]:
-        """Return the parts of the system prompt span; the query closes its turn, so a cut prompt stays well formed."""
+        """Return the parts of the system prompt span; the query closes its turn, so a cut prompt
+        stays well formed."""
         return [body] if marks is None else [marks.open, "system\n", body]
 
     def question(self, question: Question, marks: TurnMarks | None) -> list[Part]:
         """Return the parts of the query span, up to the start of the answer."""
         if marks is None:
             return [f"\n\nUser: {question.text}\nAssistant:"]
-        return [marks.close, "\n", marks.open, f"user\n{question.text}", marks.close, "\n", marks.open, "assistant\n"]
+        return [
+            marks.close,
+            "\n",
+            marks.open,
+            f"user\n{question.text}",
+            marks.close,
+            "\n",
+            marks.open,
+            "assistant\n",
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class PassagesLayout:
-    """System prompt (ordered, reusable), passages (independent), question: for retrieval-augmented answers.
+    """System prompt (ordered, reusable), passages (independent), question: for retrieval-augmented
+    answers.
 
     `passage_words`  most words of a passage; words are separated by white space.
     """
@@ -144,7 +172,8 @@ class PassagesLayout:
         return [marks.close, "\n", marks.open, f"user\n{self.heading}\n\n"]
 
     def passage(self, text: str) -> list[Part]:
-        """Return the parts of a passage span, with a final blank line that separates passages in any order."""
+        """Return the parts of a passage span, with a final blank line that separates passages in
+        any order."""
         return [f"{text}\n\n"]
 
     def question(self, question: Question, marks: TurnMarks | None) -> list[Part]:
@@ -160,7 +189,9 @@ QUALITY = ReadingLayout(
     "You read an article and answer a multiple-choice question about it. Reply with the line of the right option.",
     "Article:",
 )
-NARRATIVEQA = ReadingLayout("You read a story and answer a question about it in a few words.", "Story:")
+NARRATIVEQA = ReadingLayout(
+    "You read a story and answer a question about it in a few words.", "Story:"
+)
 SYSTEM_PROMPTS = SystemLayout()
 # 200 words are about 241 tokens, the mean length of passages in the RAGPulse trace.
 RAG = PassagesLayout(
@@ -224,16 +255,24 @@ class TokenizerFile:
 
 
 def find_tokenizer(source: str | Path | None) -> TokenizerFile:
-    """Load a tokenizer's file; raise SourceUnavailable, naming `workload.tokenizer`, if it is not available."""
+    """Load a tokenizer's file; raise SourceUnavailable, naming `workload.tokenizer`, if it is not
+    available."""
     if source is None:
-        raise SourceUnavailable(f"workload.tokenizer is not set and text needs one; expected {EXPECTED}")
+        raise SourceUnavailable(
+            f"workload.tokenizer is not set and text needs one; expected {EXPECTED}"
+        )
     source = installed_model(source)
     path = Path(source)
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.is_file():
         name = file.resolve().parent.name if file.name == "tokenizer.json" else file.stem
         return _load(name, file, file)
-    if isinstance(source, Path) or path.suffix == ".json" or path.is_absolute() or str(source).startswith("."):
+    if (
+        isinstance(source, Path)
+        or path.suffix == ".json"
+        or path.is_absolute()
+        or str(source).startswith(".")
+    ):
         raise SourceUnavailable(f"workload.tokenizer={source} does not exist; expected {EXPECTED}")
     return _load(str(source).rsplit("/", 1)[-1], _download(str(source)), source)
 
@@ -243,7 +282,9 @@ def _load(name: str, file: Path, source: str | Path) -> TokenizerFile:
     try:
         model = orjson.loads(content)["model"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"workload.tokenizer={source} is not a tokenizer file; expected {EXPECTED}") from error
+        raise ValueError(
+            f"workload.tokenizer={source} is not a tokenizer file; expected {EXPECTED}"
+        ) from error
     if model is None:
         raise ValueError(f"workload.tokenizer={source} has model=null; expected {EXPECTED}")
     return TokenizerFile(name, content)
@@ -269,7 +310,9 @@ def _download(name: str) -> Path:
 BATCH = 64
 
 
-def encode_documents(documents: Sequence[Document], layout: Layout, tokenizer: TokenizerFile) -> EncodedText:
+def encode_documents(
+    documents: Sequence[Document], layout: Layout, tokenizer: TokenizerFile
+) -> EncodedText:
     """Tokenise each distinct span once and return one row per question, in input order."""
     drafts = _Drafts(layout, tokenizer)
     for group, document in enumerate(documents):
@@ -278,7 +321,8 @@ def encode_documents(documents: Sequence[Document], layout: Layout, tokenizer: T
 
 
 class _Drafts:
-    """Spans as text parts, collected before tokenisation so that distinct texts are encoded once, in large batches."""
+    """Spans as text parts, collected before tokenisation so that distinct texts are encoded once,
+    in large batches."""
 
     def __init__(self, layout: Layout, tokenizer: TokenizerFile) -> None:
         self.layout, self.tokenizer, self.marks = layout, tokenizer, tokenizer.marks
@@ -302,7 +346,13 @@ class _Drafts:
         tokens = encode_texts(sorted(texts), self.tokenizer)
         return EncodedText(
             tuple(join_parts(parts, tokens) for parts in self.spans),
-            np.array([self.layout.independent and i in self.document_spans for i in range(len(self.spans))], bool),
+            np.array(
+                [
+                    self.layout.independent and i in self.document_spans
+                    for i in range(len(self.spans))
+                ],
+                bool,
+            ),
             np.array([i in self.document_spans for i in range(len(self.spans))], bool),
             tuple(
                 Row(group, spans, 0 if first is None else max(1, len(tokens[first])), answer)
@@ -316,10 +366,11 @@ class _Drafts:
 
 
 def join_parts(parts: Sequence[Part], tokens: dict[str, Tokens]) -> Tokens:
-    """Concatenate a span's token ids, int32; `tokens` maps its texts to their ids, other parts are ids already."""
-    return np.concatenate([tokens[content] if isinstance(content, str) else content for content in parts]).astype(
-        np.int32
-    )
+    """Concatenate a span's token ids, int32; `tokens` maps its texts to their ids, other parts are
+    ids already."""
+    return np.concatenate(
+        [tokens[content] if isinstance(content, str) else content for content in parts]
+    ).astype(np.int32)
 
 
 def encode_parts(parts: Sequence[Part], tokenizer: TokenizerFile) -> Tokens:
@@ -327,7 +378,11 @@ def encode_parts(parts: Sequence[Part], tokenizer: TokenizerFile) -> Tokens:
     encode_text = tokenizer.tokenizer.encode
     texts = [content for content in parts if isinstance(content, str)]
     return join_parts(
-        parts, {text: np.array(encode_text(text, add_special_tokens=False).ids, np.int32) for text in texts}
+        parts,
+        {
+            text: np.array(encode_text(text, add_special_tokens=False).ids, np.int32)
+            for text in texts
+        },
     )
 
 
@@ -338,7 +393,9 @@ def encode_texts(texts: Sequence[str], tokenizer: TokenizerFile) -> dict[str, To
         for start in range(0, len(texts), BATCH):
             batch = list(texts[start : start + BATCH])
             for text, encoding in zip(
-                batch, tokenizer.tokenizer.encode_batch_fast(batch, add_special_tokens=False), strict=True
+                batch,
+                tokenizer.tokenizer.encode_batch_fast(batch, add_special_tokens=False),
+                strict=True,
             ):
                 encoded[text] = np.array(encoding.ids, dtype=np.int32)
             advance(len(batch))
@@ -347,7 +404,8 @@ def encode_texts(texts: Sequence[str], tokenizer: TokenizerFile) -> dict[str, To
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar if stderr is a terminal; yield the function that advances it by a number of texts."""
+    """Show a progress bar if stderr is a terminal; yield the function that advances it by a number
+    of texts."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -367,9 +425,14 @@ FORMAT_VERSION = 1
 BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def cache_key(name: str, documents: Sequence[Document], layout: Layout | PassagesLayout, tokenizer_sha256: str) -> str:
-    """Return the SHA-256 of all inputs of tokenisation: text, layout, tokenizer, and versions of format and layout."""
-    digest = hashlib.sha256(f"{FORMAT_VERSION} {LAYOUT_VERSION} {name} {layout!r} {tokenizer_sha256}".encode())
+def cache_key(
+    name: str, documents: Sequence[Document], layout: Layout | PassagesLayout, tokenizer_sha256: str
+) -> str:
+    """Return the SHA-256 of all inputs of tokenisation: text, layout, tokenizer, and versions of
+    format and layout."""
+    digest = hashlib.sha256(
+        f"{FORMAT_VERSION} {LAYOUT_VERSION} {name} {layout!r} {tokenizer_sha256}".encode()
+    )
     for document in documents:
         body = document.body.encode() if isinstance(document.body, str) else document.body.tobytes()
         question_bytes = orjson.dumps([[q.text, q.options, q.answers] for q in document.questions])
@@ -378,7 +441,9 @@ def cache_key(name: str, documents: Sequence[Document], layout: Layout | Passage
     return digest.hexdigest()
 
 
-def load_or_build(cache_dir: Path | None, key: str, build: Callable[[], EncodedText]) -> EncodedText:
+def load_or_build(
+    cache_dir: Path | None, key: str, build: Callable[[], EncodedText]
+) -> EncodedText:
     """Read the entry of `key`, or build and store it.
 
     A broken entry is rebuilt. Without a folder, the text is built and not stored.
@@ -414,7 +479,9 @@ def _read_entry(path: Path) -> EncodedText:
             Row(group, tuple(spans), output_len, answer)
             for group, spans, output_len, answer in orjson.loads(arrays["rows"].tobytes())
         )
-        return EncodedText(tuple(np.split(tokens, ends[:-1])), arrays["independent"], arrays["reusable"], rows)
+        return EncodedText(
+            tuple(np.split(tokens, ends[:-1])), arrays["independent"], arrays["reusable"], rows
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -422,7 +489,8 @@ def _read_entry(path: Path) -> EncodedText:
 # provenance.
 # ------------------------------------------------------------------------------
 
-#: Two questions whose last tokens differ, so that their prompts share only the answer's opening as a suffix.
+#: Two questions whose last tokens differ, so that their prompts share only the answer's opening as
+#: a suffix.
 PROBES = (Question("A"), Question("B?"))
 
 
@@ -435,13 +503,16 @@ def text_corpus(
 ) -> Corpus:
     """Make the corpus of `documents`.
 
-    `about`  name, provenance, and start of the detail, with placeholders `{documents}` and `{requests}`
+    `about`  name, provenance, and start of the detail, with placeholders `{documents}` and
+             `{requests}`
     """
     name, kind, nouns = about
     check_not_empty(name, documents)
     tokenizer_file = find_tokenizer(tokenizer)
     key = cache_key(name, documents, layout, tokenizer_file.sha256)
-    text = load_or_build(cache_dir, key, lambda: encode_documents(documents, layout, tokenizer_file))
+    text = load_or_build(
+        cache_dir, key, lambda: encode_documents(documents, layout, tokenizer_file)
+    )
     corpus = text.corpus(name, kind, f"{nouns}, {tokenizer_file.name} tokenizer")
     return replace(corpus, joints=partial(joints_of, layout, tokenizer_file))
 
@@ -453,20 +524,27 @@ def joints_of(layout: Layout, tokenizer: TokenizerFile) -> Joints:
     first, second = (encode_parts(layout.question(probe, marks), tokenizer) for probe in PROBES)
     answer = shared_length(first[::-1], second[::-1])
     opening = first[len(first) - answer :]
-    return Joints(separator, shared_length(separator, first), shared_length(separator, opening), answer)
+    return Joints(
+        separator, shared_length(separator, first), shared_length(separator, opening), answer
+    )
 
 
 def check_not_empty(name: str, documents: Sequence[Document]) -> None:
     """Raise ValueError for a source without questions or with an empty document."""
     if not any(document.questions for document in documents):
-        raise ValueError(f"workload.kind={name} has a source without any question; expected at least one")
+        raise ValueError(
+            f"workload.kind={name} has a source without any question; expected at least one"
+        )
     for number, document in enumerate(documents):
         if len(document.body) == 0:
-            raise ValueError(f"workload.kind={name} has an empty document, number {number}; expected text in each")
+            raise ValueError(
+                f"workload.kind={name} has an empty document, number {number}; expected text in each"
+            )
 
 
 def hub_rows(dataset: str, split: str, expected: str) -> Iterator[JsonRow]:
-    """Load the rows of one split from the hub or its local cache; raise SourceUnavailable if neither has it.
+    """Load the rows of one split from the hub or its local cache; raise SourceUnavailable if
+    neither has it.
 
     `expected`  content of the rows, for error messages
     """
@@ -481,7 +559,10 @@ def hub_rows(dataset: str, split: str, expected: str) -> Iterator[JsonRow]:
         raise SourceUnavailable(
             f"workload.source=hub cannot load {dataset} ({type(error).__name__}); expected a reachable hub"
         ) from error
-    return (JsonRow(row, f"workload.source=hub row {number} of {dataset}", expected) for number, row in enumerate(rows))
+    return (
+        JsonRow(row, f"workload.source=hub row {number} of {dataset}", expected)
+        for number, row in enumerate(rows)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -493,7 +574,8 @@ WORD = re.compile(r"\S+\s*")
 
 
 def split_passages(text: str, max_words: int) -> list[str]:
-    """Pack sentences of `text` in order into passages of at most `words` words; split longer sentences."""
+    """Pack sentences of `text` in order into passages of at most `words` words; split longer
+    sentences."""
     passages: list[str] = []
     used = 0
     for piece in _sentence_pieces(text, max_words):
@@ -509,4 +591,6 @@ def split_passages(text: str, max_words: int) -> list[str]:
 def _sentence_pieces(text: str, max_words: int) -> Iterator[str]:
     for sentence in SENTENCE.findall(text):
         words = WORD.findall(sentence)
-        yield from ("".join(words[start : start + max_words]) for start in range(0, len(words), max_words))
+        yield from (
+            "".join(words[start : start + max_words]) for start in range(0, len(words), max_words)
+        )

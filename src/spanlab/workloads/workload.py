@@ -49,11 +49,16 @@ class Provenance:
     documents_dropped: int = 0
 
     def line(self) -> str:
-        """Return one line for figures and summaries: `measured shape: 48 QuALITY articles, …; 2 documents cut`."""
+        """Return one line for figures and summaries: `measured shape: 48 QuALITY articles, …; 2
+        documents cut`."""
         counts = ((self.documents_cut, "cut"), (self.documents_dropped, "dropped"))
         return "; ".join(
             [f"{self.kind}: {self.detail}"]
-            + [f"{count} {'document' if count == 1 else 'documents'} {word}" for count, word in counts if count]
+            + [
+                f"{count} {'document' if count == 1 else 'documents'} {word}"
+                for count, word in counts
+                if count
+            ]
         )
 
 
@@ -61,10 +66,13 @@ class Provenance:
 class Workload:
     """Requests with ids 0..n-1 in file order and groups numbered by first appearance.
 
-    `labels`  label names that analyses group requests by, each with a value per request, in request order.
-    `log`     the log of a workload from a log, in columns; `requests` is empty until a study serves it.
+    `labels`  label names that analyses group requests by, each with a value per request, in request
+              order.
+    `log`     the log of a workload from a log, in columns; `requests` is empty until a study serves
+              it.
     `notes`   caveats about requests that a log was read into, one sentence each.
-    `origin`  fingerprint of the log that decides the requests, with the settings; empty: they do not come from one.
+    `origin`  fingerprint of the log that decides the requests, with the settings; empty: they do
+              not come from one.
     """
 
     name: str
@@ -81,7 +89,8 @@ class Workload:
         return len(self.requests) if self.log is None else self.log.requests
 
     def with_name(self, name: str) -> Workload:
-        """Return the workload under another name, because a file may contain other data than its format suggests."""
+        """Return the workload under another name, because a file may contain other data than its
+        format suggests."""
         provenance = replace(self.provenance, detail=f"{name}, read as {self.provenance.detail}")
         return replace(self, name=name, provenance=provenance)
 
@@ -119,7 +128,8 @@ class Joints:
     `separator`          int32 token ids after each document.
     `question_overlap`   leading tokens of a question that the separator already contains.
     `answer_overlap`     leading tokens of the answer's opening that the separator already contains.
-    `answer`             last tokens of a question: the answer's opening, which stays at the end of the prompt.
+    `answer`             last tokens of a question: the answer's opening, which stays at the end of
+                         the prompt.
     """
 
     separator: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
@@ -129,7 +139,10 @@ class Joints:
 
     def counts(self) -> dict[str, int]:
         """Return the token counts that a shape stores."""
-        overlaps = {"question_overlap": self.question_overlap, "answer_overlap": self.answer_overlap}
+        overlaps = {
+            "question_overlap": self.question_overlap,
+            "answer_overlap": self.answer_overlap,
+        }
         return {"separator": len(self.separator), "answer": self.answer} | overlaps
 
 
@@ -161,16 +174,18 @@ class Row(NamedTuple):
 class Corpus:
     """Spans and rows of one source, with token ids made only on demand.
 
-    `detail`       provenance sentence with placeholders `{documents}` and `{requests}` for the selected counts.
+    `detail`       provenance sentence with placeholders `{documents}` and `{requests}` for the
+                   selected counts.
     `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
     `expand`       maps {span: number of tokens} to {span: its first tokens, as many as requested}.
     `arrived_at`   arrival of each row in integer nanoseconds; None if the source has no times.
-    `waits_ns`     integer nanoseconds between each row and the end of the previous row of its group; None if the
-                   source has none.
+    `waits_ns`     integer nanoseconds between each row and the end of the previous row of its
+                   group; None if the source has none.
     `after`        rows that each row waits for; None if rows of a group are a line
     `groups`       group of each row; None: as the rows say
-    `runs_of`      returns first id and length of the runs of ids that given rows are, in order; None if the source
-                   does not know its text by runs alone, or if spans are independent or reusable
+    `runs_of`      returns first id and length of the runs of ids that given rows are, in order;
+                   None if the source does not know its text by runs alone, or if spans are
+                   independent or reusable
     `joints`       returns the joints of the prompt layout; None if the source has no prompt layout.
     """
 
@@ -207,7 +222,16 @@ class EncodedText:
     def corpus(self, name: str, kind: ProvenanceKind, detail: str) -> Corpus:
         """Return a corpus of these spans and rows."""
         lengths = np.array([len(span) for span in self.spans], dtype=np.int64)
-        return Corpus(name, kind, detail, lengths, self.independent, self.reusable, self.rows, expand_views(self.spans))
+        return Corpus(
+            name,
+            kind,
+            detail,
+            lengths,
+            self.independent,
+            self.reusable,
+            self.rows,
+            expand_views(self.spans),
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -225,7 +249,9 @@ class FreshIds:
     def above(requests: Iterable[Request]) -> FreshIds:
         """Return a counter that starts above the largest token id of the requests."""
         spans = {id(span): span for request in requests for span in request.spans}
-        return FreshIds(1 + max((int(span.tokens.max(initial=-1)) for span in spans.values()), default=-1))
+        return FreshIds(
+            1 + max((int(span.tokens.max(initial=-1)) for span in spans.values()), default=-1)
+        )
 
     def take(self, count: int) -> Tokens:
         """Return the next ids, int32, shape (count,); ValueError if they exceed int32."""
@@ -241,8 +267,8 @@ class FreshIds:
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
-#: Readers by kind and source. A reader returns a Corpus, from which requests are selected, or a Workload of requests
-#: that it has selected.
+#: Readers by kind and source. A reader returns a Corpus, from which requests are selected, or a
+#: Workload of requests that it has selected.
 SOURCES: Registry[Corpus | Workload] = Registry("workload", given=("selection",))
 
 

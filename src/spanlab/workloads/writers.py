@@ -1,4 +1,5 @@
-"""Output formats of workloads: block hashes, load generators, bodies of requests, and sessions of calls."""
+"""Output formats of workloads: block hashes, load generators, bodies of requests, and sessions of
+calls."""
 
 from __future__ import annotations
 
@@ -44,15 +45,19 @@ BlockSize = Annotated[int, positive, "tokens per block"]
 
 
 class BlockIds:
-    """Block numbers in order of first appearance; equal numbers mean equal prompts up to the block's end.
+    """Block numbers in order of first appearance; equal numbers mean equal prompts up to the
+    block's end.
 
-    A partial last block has a separate number, so that a number always stands for the same number of tokens.
+    A partial last block has a separate number, so that a number always stands for the same number
+    of tokens.
     """
 
     def __init__(self, size: int) -> None:
         if size not in BLOCKS:
             sizes = ", ".join(map(str, sorted(BLOCKS)))
-            raise ValueError(f"writer.block_size={size}: expected one of {sizes}, the sizes that log readers recognise")
+            raise ValueError(
+                f"writer.block_size={size}: expected one of {sizes}, the sizes that log readers recognise"
+            )
         self._size = size
         self._numbers: dict[tuple[int, bytes], int] = {}
         self._salts: dict[str, int] = {}
@@ -76,7 +81,8 @@ class BlockIds:
 
 
 def block_trace(block_size: int, timestamp: Callable[[Request], float]) -> Writer:
-    """Return a writer of Mooncake's fields; `timestamp` returns the arrival in the trace's unit of time."""
+    """Return a writer of Mooncake's fields; `timestamp` returns the arrival in the trace's unit of
+    time."""
     ids = BlockIds(block_size)
 
     def write(requests: Iterable[Request]) -> Iterator[Line]:
@@ -101,7 +107,8 @@ class Bodies:
     """Writer of request bodies for a model of a server.
 
     `tokenizer`  decodes prompts to text; None if and only if prompts are token ids
-    `exact`      requests outputs of an exact length, with parameters that vLLM and SGLang add to OpenAI's
+    `exact`      requests outputs of an exact length, with parameters that vLLM and SGLang add to
+                 OpenAI's
     """
 
     model: str | None
@@ -115,13 +122,16 @@ class Bodies:
         return "chat/completions" if self.prompts == "messages" else "completions"
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return prompt and output limits, for `orjson.OPT_SERIALIZE_NUMPY`; `cache_salt` is a parameter of vLLM."""
+        """Return prompt and output limits, for `orjson.OPT_SERIALIZE_NUMPY`; `cache_salt` is a
+        parameter of vLLM."""
         if self.tokenizer is None:
             prompt: dict[str, Any] = {"prompt": request.tokens}
         else:
             text = self.tokenizer.decode(request.tokens.tolist(), skip_special_tokens=False)
             prompt = (
-                {"messages": [{"role": "user", "content": text}]} if self.prompts == "messages" else {"prompt": text}
+                {"messages": [{"role": "user", "content": text}]}
+                if self.prompts == "messages"
+                else {"prompt": text}
             )
         body = {**prompt, "max_tokens": request.output_len, "temperature": 0.0}
         if self.exact:
@@ -155,7 +165,8 @@ _NS_PER_MS = 1_000_000
 
 @WRITERS.register("mooncake")
 def mooncake(block_size: BlockSize = 512) -> Writer:
-    """Write `timestamp` in milliseconds, as an integer if exact, and no sessions, because readers continue them."""
+    """Write `timestamp` in milliseconds, as an integer if exact, and no sessions, because readers
+    continue them."""
     return block_trace(block_size, lambda request: _milliseconds(request.arrived_at))
 
 
@@ -172,12 +183,19 @@ def _milliseconds(nanoseconds: int) -> float:
 @WRITERS.register("openai")
 def openai(
     served_model: Annotated[str | None, "name of the model in each request"] = None,
-    prompts: Annotated[str, PROMPTS, "tokens: ids; text; messages: one message of a user"] = "tokens",
-    tokenizer: Annotated[str | None, "decodes prompts: tokenizer.json, its folder, or a hub name"] = None,
+    prompts: Annotated[
+        str, PROMPTS, "tokens: ids; text; messages: one message of a user"
+    ] = "tokens",
+    tokenizer: Annotated[
+        str | None, "decodes prompts: tokenizer.json, its folder, or a hub name"
+    ] = None,
 ) -> Writer:
-    """Write the call as `body`, with `timestamp` in seconds, `session_id` and `output_length` as further fields."""
+    """Write the call as `body`, with `timestamp` in seconds, `session_id` and `output_length` as
+    further fields."""
     check_prompts("writer", prompts, tokenizer)
-    bodies = Bodies(served_model, prompts, None if tokenizer is None else find_tokenizer(tokenizer).tokenizer)
+    bodies = Bodies(
+        served_model, prompts, None if tokenizer is None else find_tokenizer(tokenizer).tokenizer
+    )
 
     def write(requests: Iterable[Request]) -> Iterator[Line]:
         for request in requests:
@@ -214,7 +232,8 @@ UNORDERED = "waits for calls of other sessions: the tool does not keep them"
 class Tree:
     """The calls of one tree in an order in which each follows those that it waits for.
 
-    `before`    the call of the same session before each call, by id; first calls of sessions are not in it
+    `before`    the call of the same session before each call, by id; first calls of sessions are
+                not in it
     `sessions`  number of the session of each call in its tree, by id
     `earliest`  nanoseconds at which each call would arrive if calls took no time, by id
     """
@@ -233,8 +252,8 @@ class Tree:
 def trees_of(requests: Iterable[Request]) -> list[Tree]:
     """Return the trees of requests, by their start.
 
-    A call goes on from the one that it alone waits for, if that one is awaited by it alone, or else from the one with
-    the longest common beginning; each call has at most one that goes on from it.
+    A call goes on from the one that it alone waits for, if that one is awaited by it alone, or else
+    from the one with the longest common beginning; each call has at most one that goes on from it.
     """
     groups: dict[int, list[Request]] = {}
     for request in requests:
@@ -252,7 +271,9 @@ def _tree(group: list[Request]) -> Tree:
     sessions: dict[int, int] = {}
     earliest: dict[int, int] = {}
     for call in calls:
-        earliest[call.id] = max([call.arrived_at, *(earliest[number] + call.wait_ns for number in call.after)])
+        earliest[call.id] = max(
+            [call.arrived_at, *(earliest[number] + call.wait_ns for number in call.after)]
+        )
         previous = _previous(call, by_id, awaited, continued)
         if previous is None:
             sessions[call.id] = len(set(sessions.values()))
@@ -288,7 +309,8 @@ def _common(first: Request, second: Request) -> int:
 
 @dataclass
 class SessionWriter:
-    """A writer of sessions; `counts` says after writing how often the tool's format could not express something."""
+    """A writer of sessions; `counts` says after writing how often the tool's format could not
+    express something."""
 
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -305,11 +327,15 @@ class SessionWriter:
         """Count the waits for calls of other sessions."""
         for call in tree.calls:
             previous = tree.before.get(call.id)
-            self.counts[UNORDERED] += sum(previous is None or number != previous.id for number in call.after)
+            self.counts[UNORDERED] += sum(
+                previous is None or number != previous.id for number in call.after
+            )
 
     def notes(self) -> list[str]:
         """Return what the format could not express, one sentence each."""
-        return [f"not expressed: {number:,} {what}" for what, number in self.counts.items() if number]
+        return [
+            f"not expressed: {number:,} {what}" for what, number in self.counts.items() if number
+        ]
 
 
 # ------------------------------------------------------------------------------
@@ -319,14 +345,17 @@ class SessionWriter:
 
 @dataclass
 class Dynamo(SessionWriter):
-    """Writes a header, and a row per call with those that it waits for; ids of blocks hold within a tree."""
+    """Writes a header, and a row per call with those that it waits for; ids of blocks hold within a
+    tree."""
 
     block_size: int = 512
     model: str = "model"
 
     def lines(self, trees: Sequence[Tree]) -> Iterator[Line]:
         """Yield the header and the rows."""
-        digest = sha256(repr([[call.id for call in tree.calls] for tree in trees]).encode()).hexdigest()
+        digest = sha256(
+            repr([[call.id for call in tree.calls] for tree in trees]).encode()
+        ).hexdigest()
         yield {
             "schema": SCHEMA,
             "version": VERSION,
@@ -337,7 +366,9 @@ class Dynamo(SessionWriter):
         first_blocks: Counter[Any] = Counter()
         for tree in trees:
             ids = BlockIds(self.block_size)
-            first_blocks.update({(call.cache_salt, call.tokens[: self.block_size].tobytes()) for call in tree.calls})
+            first_blocks.update(
+                {(call.cache_salt, call.tokens[: self.block_size].tobytes()) for call in tree.calls}
+            )
             for call in tree.calls:
                 yield self._row(tree, call, ids)
         self.counts[SHARED] = sum(number - 1 for number in first_blocks.values())
@@ -377,7 +408,8 @@ def _relation(tree: Tree, call: Request, number: int) -> str:
 
 @WRITERS.register("dynamo")
 def dynamo(block_size: BlockSize = 512, served_model: str | None = None) -> Dynamo:
-    """Write agentic Mooncake, version 2: each call with those that it waits for, and the times of tools."""
+    """Write agentic Mooncake, version 2: each call with those that it waits for, and the times of
+    tools."""
     BlockIds(block_size)  # refuses other sizes
     return Dynamo(block_size=block_size, model=served_model or "model")
 
@@ -389,7 +421,8 @@ def dynamo(block_size: BlockSize = 512, served_model: str | None = None) -> Dyna
 
 @dataclass
 class Aiperf(SessionWriter):
-    """Writes the first row of a session with its time, and later ones with their delay and their new tokens."""
+    """Writes the first row of a session with its time, and later ones with their delay and their
+    new tokens."""
 
     block_size: int = 512
 
@@ -405,7 +438,9 @@ class Aiperf(SessionWriter):
                 if previous is not None and _common(call, previous) < previous.num_tokens:
                     self.counts[APART] += 1
                     previous = None
-                names[call.id] = f"s{tree.number}.{call.id}" if previous is None else names[previous.id]
+                names[call.id] = (
+                    f"s{tree.number}.{call.id}" if previous is None else names[previous.id]
+                )
                 yield self._row(tree, call, previous, names[call.id], ids, lengths)
 
     def _row(
@@ -420,19 +455,27 @@ class Aiperf(SessionWriter):
         row: Line = {"session_id": session}
         if previous is None:
             lengths[call.id] = call.num_tokens
-            row |= {"timestamp": _milliseconds(tree.earliest[call.id]), "input_length": call.num_tokens}
+            row |= {
+                "timestamp": _milliseconds(tree.earliest[call.id]),
+                "input_length": call.num_tokens,
+            }
             return row | {"output_length": call.output_len, "hash_ids": ids.of(call)}
         before = lengths[previous.id] + previous.output_len
         new = max(1, call.num_tokens - before)
         lengths[call.id] = before + new
         self.counts[LONGER] += lengths[call.id] > call.num_tokens
-        row |= {"delay": _milliseconds(call.wait_ns), "input_length": new, "output_length": call.output_len}
+        row |= {
+            "delay": _milliseconds(call.wait_ns),
+            "input_length": new,
+            "output_length": call.output_len,
+        }
         return row | {"hash_ids": ids.fresh(new)}
 
 
 @WRITERS.register("aiperf")
 def aiperf(block_size: BlockSize = 512) -> Aiperf:
-    """Write a Mooncake trace with sessions: later rows are the new tokens of a turn, behind the answer before it."""
+    """Write a Mooncake trace with sessions: later rows are the new tokens of a turn, behind the
+    answer before it."""
     BlockIds(block_size)
     return Aiperf(block_size=block_size)
 
@@ -447,7 +490,8 @@ _NS_PER_S = 1e9
 
 @dataclass
 class Weka(SessionWriter):
-    """Writes one object per tree with its calls in the order of their earliest time; times are of that order."""
+    """Writes one object per tree with its calls in the order of their earliest time; times are of
+    that order."""
 
     block_size: int = 64
 
@@ -456,7 +500,9 @@ class Weka(SessionWriter):
         first_blocks: Counter[Any] = Counter()
         for tree in trees:
             ids, start = BlockIds(self.block_size), tree.earliest[tree.calls[0].id]
-            first_blocks.update({(call.cache_salt, call.tokens[: self.block_size].tobytes()) for call in tree.calls})
+            first_blocks.update(
+                {(call.cache_salt, call.tokens[: self.block_size].tobytes()) for call in tree.calls}
+            )
             requests = []
             for number, call in enumerate(tree.calls):
                 in_line = [tree.calls[number - 1].id] if number else []
@@ -467,7 +513,10 @@ class Weka(SessionWriter):
                         "type": "n",
                         "in": call.num_tokens,
                         "out": call.output_len,
-                        "hash_ids": [block + 1 for block in ids.of(call)[: call.num_tokens // self.block_size]],
+                        "hash_ids": [
+                            block + 1
+                            for block in ids.of(call)[: call.num_tokens // self.block_size]
+                        ],
                         "think_time": call.wait_ns / _NS_PER_S,
                     }
                 )
@@ -482,7 +531,8 @@ class Weka(SessionWriter):
 
 @WRITERS.register("weka")
 def weka(block_size: BlockSize = 64) -> Weka:
-    """Write WEKA's trace of conversations, which GuideLLM reads: one object each, ids of full blocks."""
+    """Write WEKA's trace of conversations, which GuideLLM reads: one object each, ids of full
+    blocks."""
     BlockIds(block_size)
     return Weka(block_size=block_size)
 

@@ -29,7 +29,8 @@ from spanlab.core.tree import Key, Node, PrefixTree, State
 
 @EVICTION_ORDERS.register("belady", needs=(FUTURE,))
 def belady(facts: EvictionFacts) -> EvictionOrder:
-    """The entry with the farthest next use in order of arrival; among states for one request, the shallowest."""
+    """The entry with the farthest next use in order of arrival; among states for one request, the
+    shallowest."""
     paths = future_paths(facts, "belady")
     leaves = Belady(facts.leaves, paths.rank_of_node, paths.follow)
     return EvictionOrder(facts.watched(leaves), Belady(facts.states, paths.rank_of_state))
@@ -39,14 +40,15 @@ def belady(facts: EvictionFacts) -> EvictionOrder:
 def belady_size(facts: EvictionFacts) -> EvictionOrder:
     """The entry with the most bytes × requests until its next use, in order of arrival.
 
-    Belady-Size in Berger et al., "Practical Bounds on Optimal Caching with Variable Object Sizes", POMACS 2 (2018): a
-    heuristic for entries of several sizes, where the best choice is NP-hard. Where the saving of an entry grows with
-    its bytes, as for the KV of tokens, `belady` loses less.
+    Belady-Size in Berger et al., "Practical Bounds on Optimal Caching with Variable Object Sizes",
+    POMACS 2 (2018): a heuristic for entries of several sizes, where the best choice is NP-hard.
+    Where the saving of an entry grows with its bytes, as for the KV of tokens, `belady` loses less.
     """
     paths = future_paths(facts, "belady_size")
 
     def by_size(kind: Kind[RankedT], rank: Callable[[RankedT], Key]) -> Callable[[RankedT], Key]:
-        """The rank (negative next use, depth, serial), its first element replaced by -(bytes × requests until that)."""
+        """The rank (negative next use, depth, serial), its first element replaced by -(bytes ×
+        requests until that)."""
 
         def sized_rank(entry: RankedT) -> Key:
             negative_use, *ties = rank(entry)
@@ -77,11 +79,16 @@ class FuturePaths:
         return -self.future.next_use(position), state.position, state.serial
 
     def follow(self, node: Node) -> None:
-        """Find the future position of a new node; split it where future requests diverge, for one rank per node."""
+        """Find the future position of a new node; split it where future requests diverge, for one
+        rank per node."""
         assert node.parent is not None, "a new node is in the tree"
         parent = node.parent
         start = self.future.root(parent.key) if parent.parent is None else self._positions[parent]
-        ends = [] if start is None or start.depth < parent.depth else self.future.branch_points(start, node.edge)
+        ends = (
+            []
+            if start is None or start.depth < parent.depth
+            else self.future.branch_points(start, node.edge)
+        )
         self._positions[node] = ends[-1] if ends and ends[-1].depth == node.depth else None
         for end in ends:
             if end.depth < node.depth:
@@ -97,9 +104,12 @@ class FuturePaths:
 
 
 def future_paths(facts: EvictionFacts, order: str) -> FuturePaths:
-    """Return the future paths of a store's tree; ValueError where the future requests are not known."""
+    """Return the future paths of a store's tree; ValueError where the future requests are not
+    known."""
     if facts.rules.future is None:
-        raise ValueError(f"eviction={order}: expected a simulated run, whose requests are known beforehand")
+        raise ValueError(
+            f"eviction={order}: expected a simulated run, whose requests are known beforehand"
+        )
     paths = FuturePaths(facts.tree, facts.rules.future)
     facts.tree.watchers.append(paths)
     return paths
@@ -110,13 +120,17 @@ def _follow_nothing(item: object) -> None:
 
 
 class Belady(RankedHeap[RankedT]):
-    """Entries by a rank that falls when a request is admitted, so that it is computed again at every use.
+    """Entries by a rank that falls when a request is admitted, so that it is computed again at
+    every use.
 
     `follow`  is called with each new entry before it is ranked
     """
 
     def __init__(
-        self, kind: Kind[RankedT], rank: Callable[[RankedT], Key], follow: Callable[[RankedT], None] = _follow_nothing
+        self,
+        kind: Kind[RankedT],
+        rank: Callable[[RankedT], Key],
+        follow: Callable[[RankedT], None] = _follow_nothing,
     ) -> None:
         super().__init__(kind, rank)
         self._follow = follow

@@ -1,4 +1,5 @@
-"""Eviction orders of lists and queues, adapted to trees: SLRU, S3-FIFO, SIEVE, ARC, and a random leaf."""
+"""Eviction orders of lists and queues, adapted to trees: SLRU, S3-FIFO, SIEVE, ARC, and a random
+leaf."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from spanlab.registry import not_negative, positive, share
 @EVICTION_ORDERS.register("slru")
 def slru(
     facts: EvictionFacts,
-    protected: Annotated[float, share, "share of the store's bytes for the protected segment"] = 0.8,
+    protected: Annotated[
+        float, share, "share of the store's bytes for the protected segment"
+    ] = 0.8,
 ) -> EvictionOrder:
     """The least recently used entry of the probationary segment, then of the protected one."""
     return both(facts, lambda kind: SegmentedLru(kind, protected))
@@ -74,7 +77,9 @@ class SegmentedLru(ListOrder[RankedT]):
         self._segment(item).remove(item)
 
     def victim(self) -> RankedT | None:
-        return self._probation.first(self.kind.may_leave) or self._protected.first(self.kind.may_leave)
+        return self._probation.first(self.kind.may_leave) or self._protected.first(
+            self.kind.may_leave
+        )
 
     def _segment(self, item: RankedT) -> Chain[RankedT]:
         return self._protected if item in self._protected else self._probation
@@ -86,22 +91,30 @@ class SegmentedLru(ListOrder[RankedT]):
 # Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
 # ------------------------------------------------------------------------------
 
-MAX_USES, MOVES_AT = 3, 2  # limit of the two-bit counter; uses that move an entry from the small to the main queue
+MAX_USES, MOVES_AT = (
+    3,
+    2,
+)  # limit of the two-bit counter; uses that move an entry from the small to the main queue
 
 
 @EVICTION_ORDERS.register("s3_fifo")
 def s3_fifo(
     facts: EvictionFacts,
-    small: Annotated[float, share, "share of the store's bytes at which the small queue evicts"] = 0.1,
+    small: Annotated[
+        float, share, "share of the store's bytes at which the small queue evicts"
+    ] = 0.1,
 ) -> EvictionOrder:
-    """The oldest entry of the small queue at or above its share, else of the main one; used entries stay."""
+    """The oldest entry of the small queue at or above its share, else of the main one; used entries
+    stay."""
     return both(facts, lambda kind: S3Fifo(kind, small))
 
 
 class S3Fifo(ListOrder[RankedT]):
-    """A small queue for new entries, a main queue, and a ghost list of the names evicted from the small one.
+    """A small queue for new entries, a main queue, and a ghost list of the names evicted from the
+    small one.
 
-    `small`  share of the store's bytes at which the small queue evicts; the ghosts stand for the other bytes
+    `small`  share of the store's bytes at which the small queue evicts; the ghosts stand for the
+             other bytes
     """
 
     def __init__(self, kind: Kind[RankedT], small: float) -> None:
@@ -196,7 +209,9 @@ class Sieve(ListOrder[RankedT]):
 
     def victim(self) -> RankedT | None:
         starts = 0
-        while starts < 3:  # the rest of this pass, one full pass that clears marks, and one over unmarked entries
+        while (
+            starts < 3
+        ):  # the rest of this pass, one full pass that clears marks, and one over unmarked entries
             if self._hand is None:
                 self._hand, starts = self._queue.newer(None), starts + 1
             item = self._hand
@@ -218,15 +233,18 @@ class Sieve(ListOrder[RankedT]):
 
 @EVICTION_ORDERS.register("arc")
 def arc(facts: EvictionFacts) -> EvictionOrder:
-    """The least recently used entry, of those used once or of those used again, by an adaptive target."""
+    """The least recently used entry, of those used once or of those used again, by an adaptive
+    target."""
     return both(facts, Arc, by_block=True)
 
 
 class Arc(ListOrder[RankedT]):
-    """Lists of entries used once and used again (T1, T2), and of the names evicted from each (B1, B2).
+    """Lists of entries used once and used again (T1, T2), and of the names evicted from each (B1,
+    B2).
 
-    The store evicts before the order receives the new entry. So the target of T1 changes after the eviction that a
-    miss causes. The published choice between T1 and T2 at equality, which depends on the missed entry, is always T2.
+    The store evicts before the order receives the new entry. So the target of T1 changes after the
+    eviction that a miss causes. The published choice between T1 and T2 at equality, which depends
+    on the missed entry, is always T2.
     """
 
     def __init__(self, kind: Kind[RankedT]) -> None:
@@ -313,7 +331,8 @@ def random(
 class RandomLeaf(ListOrder[RankedT]):
     """Entries in arbitrary order; draws are repeated until an entry can be evicted.
 
-    A leaf whose end was evicted stays the victim, so that the number of evictions for some bytes does not matter.
+    A leaf whose end was evicted stays the victim, so that the number of evictions for some bytes
+    does not matter.
     """
 
     def __init__(self, kind: Kind[RankedT], rng: np.random.Generator, choices: int = 1) -> None:
@@ -354,7 +373,9 @@ class RandomLeaf(ListOrder[RankedT]):
     def _draw(self) -> RankedT | None:
         """Draw a candidate; after 16 draws without one, draw from the list of all candidates."""
         for _ in range(16):
-            if self._items and self._may_leave(item := self._items[self._rng.integers(len(self._items))]):
+            if self._items and self._may_leave(
+                item := self._items[self._rng.integers(len(self._items))]
+            ):
                 return item
         free = [item for item in self._items if self._may_leave(item)]
         return free[self._rng.integers(len(free))] if free else None

@@ -60,7 +60,9 @@ class PathNames:
 
     def of_position(self, node: Node, position: int) -> bytes:
         """The name of a state at a position on a node's edge: the digest of the tokens up to it."""
-        assert node.parent is not None and node.start < position <= node.depth, "a position lies on an edge"
+        assert node.parent is not None and node.start < position <= node.depth, (
+            "a position lies on an edge"
+        )
         path = self._path_digest(node.parent).copy()
         path.update(node.edge.cut(0, position - node.start).tobytes())
         return path.digest()
@@ -101,7 +103,8 @@ RootName = Callable[[Request, CacheSpan], bytes]
 
 
 class FuturePosition(NamedTuple):
-    """A position on a path of future requests: within `node`, `depth` tokens from the start of the path."""
+    """A position on a path of future requests: within `node`, `depth` tokens from the start of the
+    path."""
 
     node: Node
     depth: int
@@ -110,12 +113,15 @@ class FuturePosition(NamedTuple):
 class Future:
     """A tree of the prefixes of requests in order of arrival, split wherever two of them diverge.
 
-    An admitted request is no longer in the future. Requests are assumed to be admitted in order of arrival.
+    An admitted request is no longer in the future. Requests are assumed to be admitted in order of
+    arrival.
 
     `num_admitted`  number of admitted requests
     """
 
-    def __init__(self, requests: Sequence[Request], layout: Layout, root_name: RootName, block_size: int) -> None:
+    def __init__(
+        self, requests: Sequence[Request], layout: Layout, root_name: RootName, block_size: int
+    ) -> None:
         self._tree, self._block_size, self.num_admitted = PrefixTree(block_size), block_size, 0
         self._roots: dict[bytes, Node] = {}
         self._admitted = [False] * len(requests)
@@ -125,14 +131,18 @@ class Future:
         for index, request in enumerate(requests):
             for cache_span in layout(request):
                 if cache_span.storable:
-                    ends.append((index, self._store(root_name(request, cache_span), cache_span.tokens)))
+                    ends.append(
+                        (index, self._store(root_name(request, cache_span), cache_span.tokens))
+                    )
         for index, end in reversed(ends):
             for node in end.path():
                 self._users.setdefault(node, []).append(index)
 
     def _store(self, root: bytes, tokens: TokenString) -> Node:
         start = self._roots.setdefault(root, self._tree.new_root())
-        return self._tree.extend(start, tokens, len(tokens) // self._block_size * self._block_size, 0)
+        return self._tree.extend(
+            start, tokens, len(tokens) // self._block_size * self._block_size, 0
+        )
 
     def admitted(self, request: Request) -> None:
         """Remove an admitted request from the future."""
@@ -147,7 +157,8 @@ class Future:
         return None if node is None else FuturePosition(node, 0)
 
     def next_use(self, position: FuturePosition | None) -> int:
-        """The index of the next request that uses the prefix up to a position; `NEVER` without one."""
+        """The index of the next request that uses the prefix up to a position; `NEVER` without
+        one."""
         if position is None:
             return NEVER
         users = self._users.get(position.node, [])
@@ -166,7 +177,8 @@ class Future:
         return FuturePosition(node, depth)
 
     def branch_points(self, position: FuturePosition, edge: TokenString) -> list[FuturePosition]:
-        """Positions along an edge where future requests diverge, then the deepest match; empty where none matches."""
+        """Positions along an edge where future requests diverge, then the deepest match; empty
+        where none matches."""
         points, (node, depth), start = list[FuturePosition](), position, position.depth
         while depth - start < len(edge):
             if depth == node.depth:
@@ -208,7 +220,8 @@ class Candidates(Protocol[RankedT]):
         ...
 
     def renewed(self, items: Iterable[RankedT]) -> None:
-        """Refresh the age of entries without a use: tokens were stored behind them, or a request released them."""
+        """Refresh the age of entries without a use: tokens were stored behind them, or a request
+        released them."""
         ...
 
     def offer(self, item: RankedT) -> None:
@@ -216,11 +229,13 @@ class Candidates(Protocol[RankedT]):
         ...
 
     def removed(self, item: RankedT) -> None:
-        """Forget an entry that was removed from the store. The tree reports removed leaves: see `watched`."""
+        """Forget an entry that was removed from the store. The tree reports removed leaves: see
+        `watched`."""
         ...
 
     def lowest(self) -> tuple[Key, RankedT] | None:
-        """Return the next entry to evict as (rank, entry) without removing it; None where none can be evicted.
+        """Return the next entry to evict as (rank, entry) without removing it; None where none can
+        be evicted.
 
         The store compares the ranks of leaves and states where it may evict either.
         """
@@ -241,10 +256,12 @@ def _ignore_request(request: Request) -> None:
 
 @dataclass(frozen=True)
 class PinRules:
-    """Rules by which entries stay locked for `ttl_ns` nanoseconds, independent of the eviction order.
+    """Rules by which entries stay locked for `ttl_ns` nanoseconds, independent of the eviction
+    order.
 
-    `on`         end: the entries that a request with a successor has used or stored, from its end until the successor
-                 is admitted; read: the entries that any request reuses, from its admission
+    `on`         end: the entries that a request with a successor has used or stored, from its end
+                 until the successor is admitted; read: the entries that any request reuses, from
+                 its admission
     `continued`  ids of the requests that are followed by another request of their session
     """
 
@@ -257,9 +274,12 @@ class PinRules:
 class EvictionOrder:
     """The eviction order of one store.
 
-    `whole_leaves`  a state at an unused leaf is evicted with the leaf's KV; else a state is evicted alone
-    `by_block`      the order depends on the sizes of leaves: each block of a leaf is evicted by a decision of its own
-    `pins`          entries that stay locked for some time though no request uses them; None: no pins
+    `whole_leaves`  a state at an unused leaf is evicted with the leaf's KV; else a state is evicted
+                    alone
+    `by_block`      the order depends on the sizes of leaves: each block of a leaf is evicted by a
+                    decision of its own
+    `pins`          entries that stay locked for some time though no request uses them; None: no
+                    pins
     `admitted`      called with each admitted request, before memory is freed for it
     """
 
@@ -293,7 +313,8 @@ class EvictionRules:
     `options`    options of the order, by name
     `cost`       cost of computing tokens, from the name of the order's default cost
     `future`     the requests to come; None where they are not known
-    `continued`  ids of the requests that are followed by another request of their session, as after a tool call
+    `continued`  ids of the requests that are followed by another request of their session, as after
+                 a tool call
     """
 
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -322,7 +343,8 @@ class Kind(Generic[RankedT]):
 
 @dataclass(eq=False)
 class EvictionFacts:
-    """Properties of a store that its order may read; `moment` changes with each operation of the store.
+    """Properties of a store that its order may read; `moment` changes with each operation of the
+    store.
 
     `default_cost`  name of the cost that the order uses where the arm names none
     """
@@ -385,7 +407,8 @@ class EvictionFacts:
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))
 #: A need: the order receives the requests to come, in order of arrival.
 FUTURE = "future"
-#: A need: the store receives the request and the time of each use (`Store.note`), or its policy applies the pins.
+#: A need: the store receives the request and the time of each use (`Store.note`), or its policy
+#: applies the pins.
 REQUESTS = "requests"
 
 
@@ -433,13 +456,15 @@ def _longest(node: Node) -> Key:
 
 @EVICTION_ORDERS.register("longest")
 def longest() -> EvictionOrder:
-    """The longest leaf first, which frees most memory at once; ties, and states, by least recent use."""
+    """The longest leaf first, which frees most memory at once; ties, and states, by least recent
+    use."""
     return ranked(_longest, _BY_USE, by_block=True)
 
 
 @EVICTION_ORDERS.register("shallowest")
 def shallowest() -> EvictionOrder:
-    """The leaf at the smallest depth first, whose tokens attend to fewest others; else as `longest`."""
+    """The leaf at the smallest depth first, whose tokens attend to fewest others; else as
+    `longest`."""
     return ranked(attrgetter("depth", "used", "serial"), _BY_USE)
 
 
@@ -450,7 +475,8 @@ def shallowest() -> EvictionOrder:
 
 
 class RankedHeap(Generic[RankedT]):
-    """Entries by lowest rank; one may be in the heap several times. Stale ranks are corrected at the top."""
+    """Entries by lowest rank; one may be in the heap several times. Stale ranks are corrected at
+    the top."""
 
     def __init__(self, kind: Kind[RankedT], rank: Callable[[RankedT], Key]) -> None:
         self._may_leave, self._rank = kind.may_leave, rank
@@ -464,7 +490,8 @@ class RankedHeap(Generic[RankedT]):
             heapq.heappush(self._heap, (self._rank(item), self._pushed, item))
 
     def lowest(self) -> tuple[Key, RankedT] | None:
-        """Return (rank, entry) of the lowest rank without removing it; None where none can be evicted."""
+        """Return (rank, entry) of the lowest rank without removing it; None where none can be
+        evicted."""
         while self._heap:
             rank, pushed, item = self._heap[0]
             if not self._may_leave(item):
@@ -496,7 +523,9 @@ class RankedHeap(Generic[RankedT]):
 
 
 def both(
-    facts: EvictionFacts, make: Callable[[Kind[Any]], WatchingCandidates[Any]], by_block: bool = False
+    facts: EvictionFacts,
+    make: Callable[[Kind[Any]], WatchingCandidates[Any]],
+    by_block: bool = False,
 ) -> EvictionOrder:
     """Return an order that applies one algorithm to leaves and, separately, to states."""
     return EvictionOrder(facts.watched(make(facts.leaves)), make(facts.states), by_block=by_block)
@@ -505,7 +534,8 @@ def both(
 class ListOrder(ABC, Generic[RankedT]):
     """Defaults of `Candidates` for a list algorithm.
 
-    Where the store may evict a leaf or a state, it evicts the least recently used of the two victims.
+    Where the store may evict a leaf or a state, it evicts the least recently used of the two
+    victims.
     """
 
     def __init__(self, kind: Kind[RankedT]) -> None:
@@ -535,9 +565,11 @@ T = TypeVar("T")
 
 
 class Chain(Generic[T]):
-    """A linked list of entries, the oldest first; None is the sentinel before the oldest and after the newest.
+    """A linked list of entries, the oldest first; None is the sentinel before the oldest and after
+    the newest.
 
-    `bytes`  the sum of `num_bytes` of all entries; the two nodes of a split edge have the bytes of the edge
+    `bytes`  the sum of `num_bytes` of all entries; the two nodes of a split edge have the bytes of
+             the edge
     """
 
     def __init__(self, num_bytes: Callable[[T], int]) -> None:
@@ -566,7 +598,8 @@ class Chain(Generic[T]):
         self.bytes += self._num_bytes(item)
 
     def split(self, upper: T, lower: T) -> None:
-        """Insert the upper node of a split edge right after the lower one, which is evicted first."""
+        """Insert the upper node of a split edge right after the lower one, which is evicted
+        first."""
         self._link(upper, self._newer[lower])
 
     def remove(self, item: T) -> None:
@@ -637,7 +670,8 @@ class Names(Generic[T]):
         return name
 
     def split(self, upper: T, lower: T) -> None:
-        """Give the upper node of a split edge the name of the edge, and the lower node a new one."""
+        """Give the upper node of a split edge the name of the edge, and the lower node a new
+        one."""
         self._names[upper] = self._names[lower]
         self.add(lower)
 

@@ -43,24 +43,45 @@ OrderOptions = Annotated[dict[str, Any] | None, "options of that order, by name"
 
 @EVICTION_ORDERS.register("ttl_pins", needs=(REQUESTS, COST))
 def ttl_pins(
-    facts: EvictionFacts, seconds: PinSeconds = 10.0, order: PinnedOrder = "lru", order_options: OrderOptions = None
+    facts: EvictionFacts,
+    seconds: PinSeconds = 10.0,
+    order: PinnedOrder = "lru",
+    order_options: OrderOptions = None,
 ) -> EvictionOrder:
-    """The order `order`; a request with a successor is pinned from its end until the successor, at most `seconds`."""
-    return _pinned(facts, PinRules(round(seconds * NS), "end", facts.rules.continued), order, order_options or {})
+    """The order `order`; a request with a successor is pinned from its end until the successor, at
+    most `seconds`."""
+    return _pinned(
+        facts,
+        PinRules(round(seconds * NS), "end", facts.rules.continued),
+        order,
+        order_options or {},
+    )
 
 
 @EVICTION_ORDERS.register("lease", needs=(REQUESTS, COST))
 def lease(
-    facts: EvictionFacts, seconds: PinSeconds = 10.0, order: PinnedOrder = "lru", order_options: OrderOptions = None
+    facts: EvictionFacts,
+    seconds: PinSeconds = 10.0,
+    order: PinnedOrder = "lru",
+    order_options: OrderOptions = None,
 ) -> EvictionOrder:
-    """The order `order`; the entries that a request reads are pinned from its admission, for `seconds`."""
-    return _pinned(facts, PinRules(round(seconds * NS), "read", frozenset()), order, order_options or {})
+    """The order `order`; the entries that a request reads are pinned from its admission, for
+    `seconds`."""
+    return _pinned(
+        facts, PinRules(round(seconds * NS), "read", frozenset()), order, order_options or {}
+    )
 
 
-def _pinned(facts: EvictionFacts, pins: PinRules, order: str, options: dict[str, Any]) -> EvictionOrder:
+def _pinned(
+    facts: EvictionFacts, pins: PinRules, order: str, options: dict[str, Any]
+) -> EvictionOrder:
     pinning = ("ttl_pins", "lease", *EVICTION_ORDERS.needing(FUTURE))
-    one_of("eviction_options.order", order, [name for name in EVICTION_ORDERS if name not in pinning])
-    EVICTION_ORDERS.check("eviction_options.order_options", order, f"eviction_options.order={order}", options)
+    one_of(
+        "eviction_options.order", order, [name for name in EVICTION_ORDERS if name not in pinning]
+    )
+    EVICTION_ORDERS.check(
+        "eviction_options.order_options", order, f"eviction_options.order={order}", options
+    )
     return replace(EVICTION_ORDERS.make(order, {}, options, facts=facts), pins=pins)
 
 
@@ -89,14 +110,20 @@ class Retention:
         """Raise ValueError for invalid values; `path` is the key of these settings."""
         not_negative(f"{path}.start", self.start)
         if self.stop is not None and self.stop <= self.start:
-            raise ValueError(f"{path}.stop={self.stop}: expected a position behind start={self.start}, or null")
+            raise ValueError(
+                f"{path}.stop={self.stop}: expected a position behind start={self.start}, or null"
+            )
         a_priority(f"{path}.priority", self.priority)
         positive(f"{path}.seconds", self.seconds)
 
     @property
     def duration_ns(self) -> int | None:
         """Duration in nanoseconds; None: without an end, as always for the default priority."""
-        return None if self.seconds is None or self.priority == DEFAULT_PRIORITY else round(self.seconds * 1e9)
+        return (
+            None
+            if self.seconds is None or self.priority == DEFAULT_PRIORITY
+            else round(self.seconds * 1e9)
+        )
 
 
 def parse_ranges(path: str, settings: Sequence[dict[str, Any]]) -> list[Retention]:
@@ -107,24 +134,39 @@ def parse_ranges(path: str, settings: Sequence[dict[str, Any]]) -> list[Retentio
         try:
             ranges.append(Retention(**setting))
         except TypeError as error:
-            raise ValueError(f"{key}={setting}: expected an object of start, stop, priority and seconds") from error
+            raise ValueError(
+                f"{key}={setting}: expected an object of start, stop, priority and seconds"
+            ) from error
         ranges[-1].check(key)
         if index and (ranges[-2].stop or ranges[-1].start + 1) > ranges[-1].start:
-            raise ValueError(f"{key}.start={ranges[-1].start}: expected the end of the range before, or more")
+            raise ValueError(
+                f"{key}.start={ranges[-1].start}: expected the end of the range before, or more"
+            )
     return ranges
 
 
 class RetentionRules:
-    """Retention that the current request sets for the blocks of its path: that of each block's first token."""
+    """Retention that the current request sets for the blocks of its path: that of each block's
+    first token."""
 
-    def __init__(self, ranges: Sequence[Retention], output: Retention, block_size: int, moment: Moment) -> None:
-        self._ranges, self._output, self._block_size, self._moment = ranges, output, block_size, moment
+    def __init__(
+        self, ranges: Sequence[Retention], output: Retention, block_size: int, moment: Moment
+    ) -> None:
+        self._ranges, self._output, self._block_size, self._moment = (
+            ranges,
+            output,
+            block_size,
+            moment,
+        )
         self._starts = [retention.start for retention in ranges]
-        bounds = {bound for retention in ranges for bound in (retention.start, retention.stop) if bound}
+        bounds = {
+            bound for retention in ranges for bound in (retention.start, retention.stop) if bound
+        }
         self._changes = {self._block_from(bound) for bound in bounds}
 
     def at_block(self, start: int) -> Retention | None:
-        """The retention of the block that starts at a position; None where the request sets none."""
+        """The retention of the block that starts at a position; None where the request sets
+        none."""
         if start >= self._output_start:
             return self._output
         index = bisect_right(self._starts, start) - 1
@@ -135,7 +177,9 @@ class RetentionRules:
 
     def split_depths(self, start: int, stop: int) -> list[int]:
         """Depths within a new edge `[start, stop)` at which the retention changes, increasing."""
-        return sorted(depth for depth in self._changes | {self._output_start} if start < depth < stop)
+        return sorted(
+            depth for depth in self._changes | {self._output_start} if start < depth < stop
+        )
 
     @property
     def _output_start(self) -> int:
@@ -166,26 +210,42 @@ EXPIRED = ("newest", "by_use")
 def priority(
     facts: EvictionFacts,
     ranges: Annotated[
-        list[dict[str, Any]] | None, "objects of start, stop, priority and seconds: positions of the prompt"
+        list[dict[str, Any]] | None,
+        "objects of start, stop, priority and seconds: positions of the prompt",
     ] = None,
     decode: Annotated[int, a_priority, "priority of the output"] = DEFAULT_PRIORITY,
-    decode_seconds: Annotated[float | None, positive, "how long it holds, seconds; null: without an end"] = None,
-    expired: Annotated[str, EXPIRED, "whether an expired entry is as new, or keeps its age"] = "newest",
+    decode_seconds: Annotated[
+        float | None, positive, "how long it holds, seconds; null: without an end"
+    ] = None,
+    expired: Annotated[
+        str, EXPIRED, "whether an expired entry is as new, or keeps its age"
+    ] = "newest",
 ) -> EvictionOrder:
-    """The lowest priority first, then the least recently used; an expired entry is as new, or keeps its age."""
+    """The lowest priority first, then the least recently used; an expired entry is as new, or keeps
+    its age."""
     output = Retention(0, None, decode, decode_seconds)
     size = facts.tree.block_size
-    retention = RetentionRules(parse_ranges("eviction_options.ranges", ranges or []), output, size, facts.moment)
+    retention = RetentionRules(
+        parse_ranges("eviction_options.ranges", ranges or []), output, size, facts.moment
+    )
 
     def split(node: Node) -> list[Node]:
         """Split a new edge into nodes with one retention each."""
-        return [*[facts.tree.split(node, depth) for depth in retention.split_depths(node.start, node.depth)], node]
+        return [
+            *[
+                facts.tree.split(node, depth)
+                for depth in retention.split_depths(node.start, node.depth)
+            ],
+            node,
+        ]
 
     def of_state(state: State) -> Retention | None:
         return retention.at_block((state.position - 1) // size * size)
 
     refreshes, moment = expired == "newest", facts.moment
-    leaves = PriorityCandidates(facts.leaves, lambda node: retention.at_block(node.start), split, refreshes, moment)
+    leaves = PriorityCandidates(
+        facts.leaves, lambda node: retention.at_block(node.start), split, refreshes, moment
+    )
     states = PriorityCandidates(facts.states, of_state, lambda state: [state], refreshes, moment)
     return EvictionOrder(facts.watched(leaves), states)
 
@@ -222,7 +282,12 @@ class PriorityCandidates(RankedHeap[RankedT]):
         moment: Moment,
     ) -> None:
         super().__init__(kind, self._by_priority)
-        self._retention_of, self._split_new, self._refreshes, self._moment = retention_of, split, refreshes, moment
+        self._retention_of, self._split_new, self._refreshes, self._moment = (
+            retention_of,
+            split,
+            refreshes,
+            moment,
+        )
         self._retained: dict[RankedT, RetentionEntry] = {}
         self._expiring: list[tuple[int, int, RankedT]] = []
 
@@ -247,7 +312,9 @@ class PriorityCandidates(RankedHeap[RankedT]):
     def _restart(self, item: RankedT) -> None:
         retained = self._retained[item]
         retained.since = self._moment.now
-        retained.expires_at = None if retained.duration is None else retained.since + retained.duration
+        retained.expires_at = (
+            None if retained.duration is None else retained.since + retained.duration
+        )
         self._push_expiry(item)
         self.offer(item)
 

@@ -12,7 +12,15 @@ from typing import Annotated, Generic, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.eviction.orders import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind, RankedT, both
+from spanlab.core.eviction.orders import (
+    EVICTION_ORDERS,
+    REQUESTS,
+    EvictionFacts,
+    EvictionOrder,
+    Kind,
+    RankedT,
+    both,
+)
 from spanlab.core.request import Request
 from spanlab.core.tree import EvictionQueue, Key, Node, PrefixTree, State
 from spanlab.model_spec import COST
@@ -29,7 +37,8 @@ from spanlab.registry import Bounds, not_negative
 
 @EVICTION_ORDERS.register("gdsf", needs=(COST,))
 def gdsf(facts: EvictionFacts) -> EvictionOrder:
-    """The entry with the lowest clock + uses · cost / bytes, with the cost of recomputing the entry."""
+    """The entry with the lowest clock + uses · cost / bytes, with the cost of recomputing the
+    entry."""
     clock = Clock()
     leaves, states = Gdsf(facts.leaves, clock), Gdsf(facts.states, clock)
     return EvictionOrder(facts.watched(leaves), states)
@@ -43,7 +52,8 @@ class Clock:
 
 
 class Gdsf(Generic[RankedT]):
-    """Values of entries, set at each use, which never decrease; a newly stored entry counts one use."""
+    """Values of entries, set at each use, which never decrease; a newly stored entry counts one
+    use."""
 
     def __init__(self, kind: Kind[RankedT], clock: Clock) -> None:
         self._kind, self._clock = kind, clock
@@ -96,7 +106,8 @@ Alpha = Annotated[float, not_negative, "weight of the work saved, beside recency
 
 @EVICTION_ORDERS.register("marconi", needs=(COST,))
 def marconi(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
-    """The lowest recency + alpha · FLOPs saved per byte, both scaled to [0, 1] among the candidates."""
+    """The lowest recency + alpha · FLOPs saved per byte, both scaled to [0, 1] among the
+    candidates."""
     return both(facts, lambda kind: Marconi(kind, alpha))
 
 
@@ -104,10 +115,13 @@ def marconi(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
 def segment_length(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
     """As `marconi`, with the number of tokens to recompute in place of FLOPs per byte.
 
-    For a state these are the tokens since the state above. Source: a fork of SGLang (abdelfattah-lab/sglang, pull
-    request 3).
+    For a state these are the tokens since the state above. Source: a fork of SGLang
+    (abdelfattah-lab/sglang, pull request 3).
     """
-    return both(replace(facts, default_cost="tokens"), lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha))
+    return both(
+        replace(facts, default_cost="tokens"),
+        lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha),
+    )
 
 
 def _unit_size(item: object) -> int:
@@ -150,12 +164,16 @@ class Marconi(Generic[RankedT]):
         if not candidates:
             return None
         scores = self._scores(candidates)
-        score, _, item = min(zip(scores.tolist(), [item.serial for item in candidates], candidates, strict=True))
+        score, _, item = min(
+            zip(scores.tolist(), [item.serial for item in candidates], candidates, strict=True)
+        )
         return (score, item.serial), item
 
     def _scores(self, items: list[RankedT]) -> NDArray[np.float64]:
         used = np.array([item.used for item in items], dtype=np.float64)
-        saved = np.array([self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in items])
+        saved = np.array(
+            [self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in items]
+        )
         return _scaled(1.0 / (used.max() - used + 1.0)) + self.alpha * _scaled(saved)
 
 
@@ -182,9 +200,12 @@ ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
 @EVICTION_ORDERS.register("marconi_tuned", needs=(REQUESTS, COST))
 def marconi_tuned(
     facts: EvictionFacts,
-    window: Annotated[float, above_one, "requests before alpha is chosen ÷ requests before the first eviction"] = 5.0,
+    window: Annotated[
+        float, above_one, "requests before alpha is chosen ÷ requests before the first eviction"
+    ] = 5.0,
 ) -> EvictionOrder:
-    """As `marconi`; alpha is chosen after `window` times as many requests as preceded the first eviction."""
+    """As `marconi`; alpha is chosen after `window` times as many requests as preceded the first
+    eviction."""
     states = Marconi(facts.states, 0.0)
     leaves = TunedLeaves(facts, states, window)
     return EvictionOrder(facts.watched(leaves), states, admitted=leaves.admitted)
@@ -240,11 +261,14 @@ class Replay:
         self._clock = 0
 
     def serve(self, request: Request) -> int:
-        """Reuse the stored prefix of a prompt and store the suffix, if it fits; return the reused tokens."""
+        """Reuse the stored prefix of a prompt and store the suffix, if it fits; return the reused
+        tokens."""
         tree, tokens, size = self._tree, request.string, self._tree.block_size
         root = self._roots.setdefault(request.cache_salt, tree.new_root())
         match_node, matched = tree.match(root, tokens)
-        reused = tree.extend(root, tokens, min(matched, len(tokens) - 1) // size * size, self._tick())
+        reused = tree.extend(
+            root, tokens, min(matched, len(tokens) - 1) // size * size, self._tick()
+        )
         self._use(match_node)
         if self._make_room(reused, len(tokens) - reused.depth):
             end = tree.extend(reused, tokens, len(tokens) // size * size, self._tick())
@@ -262,7 +286,8 @@ class Replay:
             node.used = now
 
     def _make_room(self, reused: Node, tokens: int) -> bool:
-        """Evict leaves outside the reused path until `tokens` more fit; return False where they cannot fit."""
+        """Evict leaves outside the reused path until `tokens` more fit; return False where they
+        cannot fit."""
         for node in reused.path():
             node.locks += 1
         victim = self._victim(tokens)
@@ -366,10 +391,14 @@ class ReuseRates:
         return any(reuse_class.kind == kind for reuse_class in self._time)
 
     def add_time(self, reuse_class: ReuseClass, start: int, stop: int) -> None:
-        """Count the time from age `start` to age `stop`, in which an entry of a class was not reused."""
+        """Count the time from age `start` to age `stop`, in which an entry of a class was not
+        reused."""
         reuse_class = reuse_class.coarse
         if reuse_class not in self._time:
-            self._reuses[reuse_class], self._time[reuse_class] = np.zeros(_INTERVALS), np.zeros(_INTERVALS)
+            self._reuses[reuse_class], self._time[reuse_class] = (
+                np.zeros(_INTERVALS),
+                np.zeros(_INTERVALS),
+            )
         times = np.minimum(np.maximum(stop - _STARTS, 0.0), WIDTHS)
         if start:
             times -= np.minimum(np.maximum(start - _STARTS, 0.0), WIDTHS)
@@ -423,7 +452,8 @@ _SAMPLE = 64  # entries whose ranks are compared
 
 @EVICTION_ORDERS.register("reuse_value", needs=(COST,))
 def reuse_value(facts: EvictionFacts) -> EvictionOrder:
-    """The least expected work saved per byte and time, by past reuses; of a sample of at most 64 candidates."""
+    """The least expected work saved per byte and time, by past reuses; of a sample of at most 64
+    candidates."""
     learned = _Learned()
     states = _States(facts.states, learned)
     return EvictionOrder(facts.watched(_Leaves(facts, learned, states)), states, by_block=True)
@@ -444,7 +474,9 @@ class _Entries(ABC, Generic[RankedT]):
     def __init__(self, kind: Kind[RankedT], learned: _Learned) -> None:
         self.kind, self._learned = kind, learned
         self._since: dict[RankedT, int] = {}
-        self._counted: dict[RankedT, int] = {}  # age up to which the time of an entry has been counted
+        self._counted: dict[
+            RankedT, int
+        ] = {}  # age up to which the time of an entry has been counted
         self._class: dict[RankedT, ReuseClass] = {}
         self._items: list[RankedT] = []
         self._slot: dict[RankedT, int] = {}  # index in `_items`
@@ -465,7 +497,9 @@ class _Entries(ABC, Generic[RankedT]):
     def used(self, items: Iterable[RankedT]) -> None:
         for item in items:
             age = item.used - self._since[item]
-            self._learned.rates.add_reuse(self._class[item], self._counted[item], age)  # class of the last renewal
+            self._learned.rates.add_reuse(
+                self._class[item], self._counted[item], age
+            )  # class of the last renewal
             self._renew(item)
 
     def renewed(self, items: Iterable[RankedT]) -> None:
@@ -490,7 +524,11 @@ class _Entries(ABC, Generic[RankedT]):
     def lowest(self) -> tuple[Key, RankedT] | None:
         # candidates to rank: all of a small set of entries, or a sample of a large one
         for draws in (4 * _SAMPLE, len(self._items)):
-            items = self._items if len(self._items) <= draws else self._learned.rng.sample(self._items, draws)
+            items = (
+                self._items
+                if len(self._items) <= draws
+                else self._learned.rng.sample(self._items, draws)
+            )
             free = [item for item in items if self.kind.may_leave(item)]
             if free:
                 break
@@ -528,7 +566,9 @@ class _States(_Entries[State]):
     def class_of(self, item: State) -> ReuseClass:
         node = item.node
         assert node is not None, "a state is ranked while it is stored"
-        inner = node.states[-1] is not item or any(child.states or child.children for child in node.children.values())
+        inner = node.states[-1] is not item or any(
+            child.states or child.children for child in node.children.values()
+        )
         return ReuseClass("state", item.uses, inner)
 
     def value(self, item: State) -> float:
@@ -553,10 +593,17 @@ class _Leaves(_Entries[Node]):
         assert item.parent is not None, "the root is no leaf"
         above = item.parent.deepest_state(item.start)
         start = 0 if above is None else above.position
-        saved = sum(self._states.index(state) * self._work(start, state.position) for state in item.states)
+        saved = sum(
+            self._states.index(state) * self._work(start, state.position) for state in item.states
+        )
         # bytes of KV that only this leaf needs: its KV, and that above it up to a state or a fork
         num_bytes, upper = self.kind.num_bytes(item), item.parent
-        while upper is not None and upper.parent is not None and len(upper.children) == 1 and not upper.states:
+        while (
+            upper is not None
+            and upper.parent is not None
+            and len(upper.children) == 1
+            and not upper.states
+        ):
             num_bytes += self.kind.num_bytes(upper)
             upper = upper.parent
         return saved / max(1, num_bytes + sum(state.num_bytes for state in item.states))

@@ -1,7 +1,14 @@
 """Placements of recurrent states: the protocol and the registered placements."""
 
 from spanlab.core.placement.dynamic_program import Dp, DynamicProgram, solve_as_published
-from spanlab.core.placement.planner import Clairvoyant, Departures, Planner, SharedBudget, learned, planned
+from spanlab.core.placement.planner import (
+    Clairvoyant,
+    Departures,
+    Planner,
+    SharedBudget,
+    learned,
+    planned,
+)
 from spanlab.core.placement.rules import (
     PLACEMENTS,
     PROGRESS,

@@ -9,7 +9,13 @@ from typing import Annotated, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.placement.rules import PLACEMENTS, ArmFacts, Floats, PrefillInfo, balanced_positions
+from spanlab.core.placement.rules import (
+    PLACEMENTS,
+    ArmFacts,
+    Floats,
+    PrefillInfo,
+    balanced_positions,
+)
 from spanlab.model_spec import COST, Cost
 from spanlab.registry import Registry, check_keys, field, not_negative, positive, share_above_zero
 
@@ -54,7 +60,8 @@ class Support:
     work_to: Floats
 
     def bracket(self, cost: Floats) -> Floats:
-        """Return the cost of a cut at each depth at slope zero, given the layer below; shape (K,)."""
+        """Return the cost of a cut at each depth at slope zero, given the layer below; shape
+        (K,)."""
         return cost[:-1] - self.work_to[:-1] + self.work * self.mass_to[:-1]
 
 
@@ -71,7 +78,8 @@ class Placement:
             self._below = cost
             x, mass_to = self._support.work, self._support.mass_to[1:]
             bracket = self._support.bracket(cost)
-            # for every slope (non-decreasing) the index that minimises y - slope·x, the first on ties
+            # for every slope (non-decreasing) the index that minimises y - slope·x, the first on
+            # ties
             hull = _lower_hull(x, bracket)
             least = hull[_slopes(x[hull], bracket[hull]).searchsorted(mass_to, side="left")]
             # a cut behind the depth is never better than one on it, but rounding can select one
@@ -81,7 +89,8 @@ class Placement:
             cost = np.concatenate([[0.0], layer])
             totals.append(float(cost[-1]))
         self.cost = np.maximum(totals, 0.0)
-        """Expected work left with 0, 1, … M checkpoints, over all depths; stops where it reaches zero."""
+        """Expected work left with 0, 1, … M checkpoints, over all depths; stops where it reaches
+        zero."""
 
     def positions(self) -> list[int]:
         """Chosen depths, increasing."""
@@ -90,7 +99,8 @@ class Placement:
     def positions_within(self, limit: int) -> list[int]:
         """Chosen depths `<= limit`, increasing, where mass beyond `limit` counts at `limit`.
 
-        A prompt that is a prefix of a longer match is matched to its end, so deeper mass is clipped, not dropped.
+        A prompt that is a prefix of a longer match is matched to its end, so deeper mass is
+        clipped, not dropped.
         """
         inside = int(self.depths.searchsorted(limit, side="right"))
         if inside == len(self.depths) or not self._cuts:
@@ -103,7 +113,8 @@ class Placement:
         return [*self._trace(len(self._cuts) - 1, last), int(deepest)]
 
     def _last_cut(self, inside: int, end: int) -> int:
-        """Index of the last checkpoint among the first `inside` depths; `inside` stands for grid depth `end`."""
+        """Index of the last checkpoint among the first `inside` depths; `inside` stands for grid
+        depth `end`."""
         if not inside:
             return inside
         support, total = self._support, self._support.mass_to[-1]
@@ -130,7 +141,8 @@ def place(depths: Depths, mass: Floats, count: int, work: Floats | None = None) 
     """Solve for up to `count` checkpoints.
 
     `depths`  strictly increasing, positive, shape (K,).
-    `mass`    non-negative weight of each depth, shape (K,); depths without mass hold a checkpoint at a limit only.
+    `mass`    non-negative weight of each depth, shape (K,); depths without mass hold a checkpoint
+              at a limit only.
     `work`    w at each depth, increasing, shape (K,); tokens where omitted.
     """
     x = depths.astype(np.float64) if work is None else np.asarray(work, np.float64)
@@ -148,8 +160,9 @@ def _slopes(x: Floats, y: Floats) -> Floats:
 def _lower_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     """Indices of the lower convex hull of points with increasing x.
 
-    A point above the segment between its neighbours cannot be on the hull, so each round removes many points at
-    once. A hull needs as many rounds as its longest chain of pops, so the classic scan finishes after a few rounds.
+    A point above the segment between its neighbours cannot be on the hull, so each round removes
+    many points at once. A hull needs as many rounds as its longest chain of pops, so the classic
+    scan finishes after a few rounds.
     """
     hull = np.arange(len(x))
     for _ in range(_PRUNING_ROUNDS):
@@ -193,7 +206,8 @@ class Solution(Protocol):
     def positions_within(self, limit: int) -> list[int]: ...
 
 
-#: A solver receives the weight of each bin of match depths, the tokens of a bin, the number of states and the cost.
+#: A solver receives the weight of each bin of match depths, the tokens of a bin, the number of
+#: states and the cost.
 SOLVERS: Registry[Solution] = Registry("solver", given=("histogram", "bin_tokens", "count", "cost"))
 
 
@@ -207,11 +221,17 @@ class Dp:
         "frozen: solve once, after the warm-up; periodic: solve again, forget nothing; decayed: solve again, with "
         "older observations weighted less",
     )
-    every: int | None = field(None, positive, "observations between two solutions; not where frozen; null: 10")
-    decay: float | None = field(
-        None, share_above_zero, "factor on older observations, per observation; decayed only; null: 0.99"
+    every: int | None = field(
+        None, positive, "observations between two solutions; not where frozen; null: 10"
     )
-    warmup: int | None = field(None, not_negative, "observations before the first solution; null: the study's warm-up")
+    decay: float | None = field(
+        None,
+        share_above_zero,
+        "factor on older observations, per observation; decayed only; null: 0.99",
+    )
+    warmup: int | None = field(
+        None, not_negative, "observations before the first solution; null: the study's warm-up"
+    )
     max_tokens: int | None = field(
         None, positive, "largest depth of the histogram; null: the longest prompt of the workload"
     )
@@ -222,10 +242,14 @@ class Dp:
         "per_length: the optimum for the prompt's length; fixed: one set of positions for all lengths",
     )
     observe: str = field(
-        "seen", ("seen", "matched"), "seen: longest prefix of any earlier prompt; matched: longest stored prefix"
+        "seen",
+        ("seen", "matched"),
+        "seen: longest prefix of any earlier prompt; matched: longest stored prefix",
     )
     solver: str = field(
-        "optimal", SOLVERS, "optimal, or published: the recurrence of arXiv 2605.05219 with its rounding"
+        "optimal",
+        SOLVERS,
+        "optimal, or published: the recurrence of arXiv 2605.05219 with its rounding",
     )
 
     def check(self, path: str) -> None:
@@ -233,13 +257,17 @@ class Dp:
         check_keys(self, lambda key: f"{path}.{key}", path)
         # keys that would have no effect
         if self.every is not None and self.update == "frozen":
-            raise ValueError(f"{path}.every={self.every} with dp.update=frozen: expected null, for it solves once")
+            raise ValueError(
+                f"{path}.every={self.every} with dp.update=frozen: expected null, for it solves once"
+            )
         if self.decay is not None and self.update != "decayed":
             raise ValueError(
                 f"{path}.decay={self.decay} with dp.update={self.update}: expected null, or update=decayed"
             )
         if self.solver != "optimal" and self.backtrack != "fixed":
-            raise ValueError(f"{path}.backtrack={self.backtrack} with dp.solver={self.solver}: expected fixed")
+            raise ValueError(
+                f"{path}.backtrack={self.backtrack} with dp.solver={self.solver}: expected fixed"
+            )
 
 
 @SOLVERS.register("optimal")
@@ -251,7 +279,8 @@ def solve_exactly(histogram: Floats, bin_tokens: int, count: int, cost: Cost) ->
 
 @PLACEMENTS.register("dp", needs=(COST,))
 class DynamicProgram:
-    """`dp`: the optimum for the match depths observed so far, in bins of the grid; `balanced` before any solution.
+    """`dp`: the optimum for the match depths observed so far, in bins of the grid; `balanced`
+    before any solution.
 
     Eviction biases the depths of `observe=matched` downwards.
     """
@@ -295,7 +324,9 @@ class DynamicProgram:
 
     def _solve(self) -> None:
         histogram = self._histogram + self._dp.smoothing
-        self._solution = SOLVERS[self._dp.solver](histogram, self._bin_tokens, self._count, self._cost)
+        self._solution = SOLVERS[self._dp.solver](
+            histogram, self._bin_tokens, self._count, self._cost
+        )
         self._fixed = self._solution.positions()
 
 
@@ -333,10 +364,13 @@ class FixedPositions:
 
 
 @SOLVERS.register("published")
-def solve_as_published(histogram: Floats, bin_tokens: int, count: int, cost: Cost) -> FixedPositions:
+def solve_as_published(
+    histogram: Floats, bin_tokens: int, count: int, cost: Cost
+) -> FixedPositions:
     """Solve for up to `count` checkpoints as the published program does, with tokens as cost.
 
-    `histogram`  weight of match depths by bins of `bin_tokens`, shape (N + 1,); bin 0 counts misses.
+    `histogram`  weight of match depths by bins of `bin_tokens`, shape (N + 1,); bin 0 counts
+                 misses.
     """
     bins = published_bins(histogram, count)
     return FixedPositions(tuple(index * bin_tokens for index in bins))
@@ -358,7 +392,8 @@ def published_bins(histogram: Floats, count: int) -> list[int]:
 
 
 def _layers(table: _Table, count: int) -> list[Bins]:
-    """Return the best last checkpoint of each bin, by layer; a layer that changes no cost is repeated."""
+    """Return the best last checkpoint of each bin, by layer; a layer that changes no cost is
+    repeated."""
     layers: list[Bins] = []
     cost = table.moment
     while len(layers) < count:
@@ -394,7 +429,8 @@ class _Table:
         self._lost[splits > self._rows[:, None]] = -np.inf
 
     def layer(self, below: Floats) -> tuple[Floats, Bins]:
-        """Return costs with one checkpoint more than `below`, and the first best last checkpoint; shapes (N + 1,)."""
+        """Return costs with one checkpoint more than `below`, and the first best last checkpoint;
+        shapes (N + 1,)."""
         width = self._lost.shape[1]
         options = below[:width] + self.moment[self._rows, None]
         options -= self.moment[:width]

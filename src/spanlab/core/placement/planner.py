@@ -1,19 +1,23 @@
-"""A planner of marked, remembered and learned positions: it places the states with the highest expected net saving.
+"""A planner of marked, remembered and learned positions: it places the states with the highest
+expected net saving.
 
-Later prompts may diverge from a prompt at an *anchor*: a marked boundary, the point where this prompt diverged from an
-earlier one, a cue (`cues`), or its end. Divergence that no anchor explains is expected at the depths of earlier such
-cases. The uses of each kind of anchor are learned from the traffic, whether or not a state was placed there: prefixes
-up to anchors are stored by hash, and each prompt counts as a use of its deepest known anchor. The expected uses of an
-anchor are the uses of its kind per anchor of its kind, with one added to both.
+Later prompts may diverge from a prompt at an *anchor*: a marked boundary, the point where this
+prompt diverged from an earlier one, a cue (`cues`), or its end. Divergence that no anchor explains
+is expected at the depths of earlier such cases. The uses of each kind of anchor are learned from
+the traffic, whether or not a state was placed there: prefixes up to anchors are stored by hash, and
+each prompt counts as a use of its deepest known anchor. The expected uses of an anchor are the uses
+of its kind per anchor of its kind, with one added to both.
 
-The planner places the chain of anchors c_1 < c_2 < … after the resume position c_0 with the highest value
+The planner places the chain of anchors c_1 < c_2 < … after the resume position c_0 with the highest
+value
 
     sum over i of  (w(c_i) - w(c_{i-1})) · U(c_i) - price · (state bytes + KV bytes of a token · (c_i - c_{i-1})),
 
-with U(c) the uses of all anchors at c and deeper, and w(c) the cost of c tokens, by default in FLOPs. The value of a
-state is its saving beyond its neighbours; a state whose value does not cover its price is omitted. Exact, O(A²) for A
-anchors. The price of a byte is a quarter of the geometric mean of the expected saving per byte of the states placed so
-far. The geometric mean keeps a few very popular prefixes from excluding all others.
+with U(c) the uses of all anchors at c and deeper, and w(c) the cost of c tokens, by default in
+FLOPs. The value of a state is its saving beyond its neighbours; a state whose value does not cover
+its price is omitted. Exact, O(A²) for A anchors. The price of a byte is a quarter of the geometric
+mean of the expected saving per byte of the states placed so far. The geometric mean keeps a few
+very popular prefixes from excluding all others.
 """
 
 from __future__ import annotations
@@ -29,7 +33,13 @@ import numpy as np
 
 from spanlab.core.eviction.orders import FUTURE
 from spanlab.core.placement.dynamic_program import Placement, place
-from spanlab.core.placement.rules import PLACEMENTS, ArmFacts, Floats, PrefillInfo, balanced_positions
+from spanlab.core.placement.rules import (
+    PLACEMENTS,
+    ArmFacts,
+    Floats,
+    PrefillInfo,
+    balanced_positions,
+)
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.rules import StorageRules
 from spanlab.core.token_string import Tokens
@@ -58,11 +68,14 @@ class Cues:
     """The cues of one traffic, and their positions in a prompt."""
 
     def __init__(self) -> None:
-        self._points: OrderedDict[Run, set[int]] = OrderedDict()  # points of divergence by run, oldest first
+        self._points: OrderedDict[Run, set[int]] = (
+            OrderedDict()
+        )  # points of divergence by run, oldest first
         self._cues: dict[Run, int] = {}
 
     def add(self, tokens: Tokens, position: int, name: int) -> None:
-        """Count the runs before a position where a prompt diverges from earlier ones; `name` identifies the point."""
+        """Count the runs before a position where a prompt diverges from earlier ones; `name`
+        identifies the point."""
         tail = tokens[max(0, position - REACH - LENGTH) : position].tolist()
         for start in range(len(tail) - LENGTH + 1):
             run = tuple(tail[start : start + LENGTH])
@@ -78,11 +91,14 @@ class Cues:
             self._points.popitem(last=False)
 
     def find(self, tokens: Tokens, start: int) -> Iterator[tuple[int, Run]]:
-        """Yield positions after `start` at which a cue ends, each with its cue; cues with most points first."""
+        """Yield positions after `start` at which a cue ends, each with its cue; cues with most
+        points first."""
         suffix = tokens[start:]
         for run in sorted(self._cues, key=self._cues.__getitem__, reverse=True):
             heads = np.flatnonzero(suffix[: len(suffix) - LENGTH + 1] == run[0])
-            for index in heads[np.all([suffix[heads + k] == run[k] for k in range(1, LENGTH)], axis=0)].tolist():
+            for index in heads[
+                np.all([suffix[heads + k] == run[k] for k in range(1, LENGTH)], axis=0)
+            ].tolist():
                 yield start + index + LENGTH, run
 
 
@@ -91,13 +107,18 @@ class Cues:
 # without its tokens.
 # ------------------------------------------------------------------------------
 
-_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)  # odd, with pseudo-random bits
+_FIRST, _SECOND = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+)  # odd, with pseudo-random bits
 
 
 def prefix_names(tokens: Tokens, unit: int) -> list[int]:
-    """Return 64-bit hashes of the first unit, 2 · unit, … tokens: sums over tokens, each mixed with its position.
+    """Return 64-bit hashes of the first unit, 2 · unit, … tokens: sums over tokens, each mixed with
+    its position.
 
-    They guide placement and never identify stored content, so a collision costs at most one badly placed state.
+    They guide placement and never identify stored content, so a collision costs at most one badly
+    placed state.
     """
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _FIRST
     mixed ^= mixed >> np.uint64(29)
@@ -107,14 +128,17 @@ def prefix_names(tokens: Tokens, unit: int) -> list[int]:
     return names
 
 
-Anchor = tuple[str | Run, ...]  # kind of an anchor: all reasons at its position, and "known" or "new"
+Anchor = tuple[
+    str | Run, ...
+]  # kind of an anchor: all reasons at its position, and "known" or "new"
 SHARE = 0.25
 _REMEMBERED, _DEPTHS = 1 << 17, 32
 
 
 @PLACEMENTS.register("planned", needs=(COST,))
 def planned(*, facts: ArmFacts) -> Planner:
-    """`planned`: states that save more than their price, at marks, branches, cues, ends and frequent depths."""
+    """`planned`: states that save more than their price, at marks, branches, cues, ends and
+    frequent depths."""
     return Planner(facts, marks=True)
 
 
@@ -126,7 +150,8 @@ def learned(*, facts: ArmFacts) -> Planner:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Candidate positions of states; arrays of shape (anchors + 1,), whose first entry is the resume position.
+    """Candidate positions of states; arrays of shape (anchors + 1,), whose first entry is the
+    resume position.
 
     `positions`  increasing
     `work`       cost of computing the tokens up to each position
@@ -138,15 +163,22 @@ class Offers:
     uses: Floats
 
     def saving(self, start: int, stop: int) -> float:
-        """Return the expected work that a state at entry `stop` saves beyond one at entry `start`."""
+        """Return the expected work that a state at entry `stop` saves beyond one at entry
+        `start`."""
         return float((self.work[stop] - self.work[start]) * self.uses[stop])
 
     def chain(self, state_cost: float, token_cost: float) -> list[int]:
-        """Return the entries, increasing, with the highest total saving less the price of states and tokens."""
+        """Return the entries, increasing, with the highest total saving less the price of states
+        and tokens."""
         best, before = np.zeros(len(self.positions)), np.zeros(len(self.positions), dtype=np.intp)
         for stop in range(1, len(self.positions)):
             saved = (self.work[stop] - self.work[:stop]) * self.uses[stop]
-            values = best[:stop] + saved - state_cost - token_cost * (self.positions[stop] - self.positions[:stop])
+            values = (
+                best[:stop]
+                + saved
+                - state_cost
+                - token_cost * (self.positions[stop] - self.positions[:stop])
+            )
             before[stop] = values.argmax()
             best[stop] = values[before[stop]]
         entry, chosen = int(best.argmax()), list[int]()
@@ -172,7 +204,8 @@ class Planner:
         self._names: list[int] = []  # prefix names of the current prompt
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """Count a use of the deepest known anchor of this prompt, and record where it diverges from earlier ones."""
+        """Count a use of the deepest known anchor of this prompt, and record where it diverges from
+        earlier ones."""
         self._tokens = prefill.request.tokens
         self._names = prefix_names(self._tokens, self._facts.unit)
         divergence = self._divergence(prefill)
@@ -180,7 +213,14 @@ class Planner:
         if divergence < self._facts.unit:
             return
         deepest = self._floor(divergence) // self._facts.unit
-        units = next((units for units in range(deepest, 0, -1) if self._names[units - 1] in self._remembered), 0)
+        units = next(
+            (
+                units
+                for units in range(deepest, 0, -1)
+                if self._names[units - 1] in self._remembered
+            ),
+            0,
+        )
         if units:
             self._uses[self._remembered[self._names[units - 1]]] += 1
         if units < deepest:
@@ -191,7 +231,10 @@ class Planner:
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
         """Return the best chain of this prompt's anchors."""
         anchors = self._find_anchors(prefill)
-        uses = {position: (self._uses[kind] + 1) / (self._anchors[kind] + 1) for position, kind in anchors.items()}
+        uses = {
+            position: (self._uses[kind] + 1) / (self._anchors[kind] + 1)
+            for position, kind in anchors.items()
+        }
         for position, kind in anchors.items():
             name = self._names[position // self._facts.unit - 1]
             self._remembered[name] = kind
@@ -209,11 +252,17 @@ class Planner:
         facts, order = self._facts, sorted(uses)
         positions = np.array([prefill.resume, *order])
         deeper_uses = np.cumsum([uses[position] for position in reversed(order)])[::-1]
-        offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], deeper_uses]))
+        offers = Offers(
+            positions.astype(np.float64),
+            self._cost(0, positions),
+            np.concatenate([[0.0], deeper_uses]),
+        )
         price = SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
         chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
         for start, stop in zip([0, *chain], chain, strict=False):
-            num_bytes = facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
+            num_bytes = facts.state_bytes + facts.token_bytes * float(
+                positions[stop] - positions[start]
+            )
             self._placed += 1
             self._logarithms += math.log(offers.saving(start, stop) / num_bytes)
         return [order[entry - 1] for entry in chain]
@@ -226,7 +275,8 @@ class Planner:
         return min(prefill.seen, prefill.prompt - 1)
 
     def _find_anchors(self, prefill: PrefillInfo) -> dict[int, Anchor]:
-        """Return anchors after the resume position, by position on the grid; of several cues, that of most points."""
+        """Return anchors after the resume position, by position on the grid; of several cues, that
+        of most points."""
         reasons: defaultdict[int, list[str | Run]] = defaultdict(list)
         marks = sorted(set(map(self._floor, prefill.boundaries))) if self._marks else []
         for mark in marks:
@@ -258,16 +308,25 @@ class Planner:
 # K depths and prompts since the last split.
 # ------------------------------------------------------------------------------
 
-EVERY, DECAY = 16, 0.998  # observations between two splits; factor on the weight of older observations, per observation
+EVERY, DECAY = (
+    16,
+    0.998,
+)  # observations between two splits; factor on the weight of older observations, per observation
 _HEAVIEST = 1e100
 
 
 def split(savings: Mapping[int, Floats], budget: int) -> tuple[dict[int, int], float]:
-    """Return the states of each document, and the price of a state: the least granted saving, 0 where all are granted.
+    """Return the states of each document, and the price of a state: the least granted saving, 0
+    where all are granted.
 
     `savings`  of the first, the second, … state of each document, not increasing
     """
-    offers = [(float(saved), name) for name, marginal in savings.items() for saved in marginal if saved > 0.0]
+    offers = [
+        (float(saved), name)
+        for name, marginal in savings.items()
+        for saved in marginal
+        if saved > 0.0
+    ]
     offers.sort(key=lambda offer: -offer[0])
     granted = dict.fromkeys(savings, 0)
     for _, name in offers[:budget]:
@@ -298,12 +357,15 @@ class Depths:
 
 @PLACEMENTS.register("dp_shared", needs=(COST,))
 class SharedBudget:
-    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all."""
+    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one
+    budget for all."""
 
     def __init__(
         self,
         count: Annotated[int, positive, "most states of one document"],
-        share: Annotated[float, share_above_zero, "share of the store's memory for the states of all documents"] = 0.25,
+        share: Annotated[
+            float, share_above_zero, "share of the store's memory for the states of all documents"
+        ] = 0.25,
         *,
         facts: ArmFacts,
     ) -> None:
@@ -326,12 +388,15 @@ class SharedBudget:
             self._all.add(depth, self._weight)
             self._changed.add(group)
         self._observed += 1
-        # increase the weight of later observations, instead of decreasing all earlier weights each time
+        # increase the weight of later observations, instead of decreasing all earlier weights each
+        # time
         self._weight /= DECAY
         if self._weight > _HEAVIEST:
             for depths in (self._all, *self._documents.values()):
                 depths.scale(1.0 / self._weight)
-            self._savings = {group: savings / self._weight for group, savings in self._savings.items()}
+            self._savings = {
+                group: savings / self._weight for group, savings in self._savings.items()
+            }
             self._weight = 1.0
         if self._observed % EVERY == 0 and self._changed:
             self._split()
@@ -341,16 +406,26 @@ class SharedBudget:
         group = prefill.request.group_id
         if group in self._granted:
             states = self._granted[group]
-            return self._documents[group].solve(states, self._cost).positions_within(prefill.prompt) if states else ()
+            return (
+                self._documents[group].solve(states, self._cost).positions_within(prefill.prompt)
+                if states
+                else ()
+            )
         if self._default is None:
             return balanced_positions(prefill.prompt, self._count)
         return self._default.positions_within(prefill.prompt)
 
     def _split(self) -> None:
         for group in self._changed:
-            self._savings[group] = -np.diff(self._documents[group].solve(self._count, self._cost).cost)
+            self._savings[group] = -np.diff(
+                self._documents[group].solve(self._count, self._cost).cost
+            )
         self._changed.clear()
-        budget = UNLIMITED if self._memory >= UNLIMITED else int(self._share * self._memory) // self._facts.state_bytes
+        budget = (
+            UNLIMITED
+            if self._memory >= UNLIMITED
+            else int(self._share * self._memory) // self._facts.state_bytes
+        )
         self._granted, price = split(self._savings, budget)
         usual = -np.diff(self._all.solve(self._count, self._cost).cost) / len(self._savings)
         self._default = self._all.solve(max(1, int((usual >= price).sum())), self._cost)
@@ -363,19 +438,23 @@ class SharedBudget:
 
 @PLACEMENTS.register("clairvoyant", needs=(FUTURE, COST))
 class Clairvoyant:
-    """`clairvoyant`: where future requests diverge from the longest prefix of any request before them.
+    """`clairvoyant`: where future requests diverge from the longest prefix of any request before
+    them.
 
     Fewer states than departures are those that save most if no later prompt places any.
 
-    The first request with a prefix computes its end. With unlimited memory, one request at a time and `count` no less
-    than the departures along a prompt, every request therefore reuses as much as from an infinite cache with a state at
-    every position, which is optimal. With fewer states, or where KV and states compete for memory, the choice is
-    NP-hard. This placement is then greedy, and only the offline bound is a limit for all placements.
+    The first request with a prefix computes its end. With unlimited memory, one request at a time
+    and `count` no less than the departures along a prompt, every request therefore reuses as much
+    as from an infinite cache with a state at every position, which is optimal. With fewer states,
+    or where KV and states compete for memory, the choice is NP-hard. This placement is then greedy,
+    and only the offline bound is a limit for all placements.
     """
 
     def __init__(
         self,
-        count: Annotated[int | None, positive, "most states per prompt; null: one at each departure"] = None,
+        count: Annotated[
+            int | None, positive, "most states per prompt; null: one at each departure"
+        ] = None,
         *,
         facts: ArmFacts,
     ) -> None:
@@ -395,7 +474,9 @@ class Clairvoyant:
         if self._count is None or len(needed) <= self._count:
             return needed
         weights = np.array([users[position] for position in needed], np.float64)
-        return place(np.array(needed), weights, self._count, self._cost(prefill.resume, np.array(needed))).positions()
+        return place(
+            np.array(needed), weights, self._count, self._cost(prefill.resume, np.array(needed))
+        ).positions()
 
 
 # ------------------------------------------------------------------------------
@@ -416,9 +497,11 @@ class _Path(NamedTuple):
 
 
 class Departures:
-    """For each request of a run, in order of arrival, the longest prefix of an earlier one, in whole units.
+    """For each request of a run, in order of arrival, the longest prefix of an earlier one, in
+    whole units.
 
-    The request can reuse this prefix if an earlier request, which computes it, leaves a state at its end.
+    The request can reuse this prefix if an earlier request, which computes it, leaves a state at
+    its end.
     """
 
     def __init__(self, requests: Sequence[Request], rules: StorageRules) -> None:
@@ -442,12 +525,15 @@ class Departures:
             computes_last = cache_span is cache_spans[-1] and not rules.last_token
             usable = len(cache_span.tokens) - computes_last
             shared = min(tree.match(root, cache_span.tokens)[1], usable) // rules.unit * rules.unit
-            end = tree.extend(root, cache_span.tokens, len(cache_span.tokens) // rules.unit * rules.unit, 0)
+            end = tree.extend(
+                root, cache_span.tokens, len(cache_span.tokens) // rules.unit * rules.unit, 0
+            )
             paths.append(_Path(number, cache_span.start, end, shared))
         return paths
 
     def along(self, request: Request) -> dict[int, int]:
-        """Return, by position of a request's prompt, the number of later requests that depart there."""
+        """Return, by position of a request's prompt, the number of later requests that depart
+        there."""
         assert request.id in self._number, "a clairvoyant placement needs all requests of its run"
         counts: dict[int, int] = {}
         for path in self._paths[self._number[request.id]]:

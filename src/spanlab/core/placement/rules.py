@@ -39,7 +39,8 @@ class PrefillInfo(NamedTuple):
     `seen`        length of its longest prefix that any earlier prompt had, stored or not
     `resume`      position at which its computation starts
     `boundaries`  ends of the spans that the workload marks as reusable
-    `request`     token ids, spans, group; a placement must not read the output length, which a server cannot know
+    `request`     token ids, spans, group; a placement must not read the output length, which a
+                  server cannot know
     `now`         nanoseconds on the clock of the run
     `free_bytes`  function that returns the bytes that the store can take without an eviction
     """
@@ -55,7 +56,8 @@ class PrefillInfo(NamedTuple):
 
 
 class Placer(Protocol):
-    """Chooses checkpoint positions; for each admitted request, in order, `observe` and then `place` is called."""
+    """Chooses checkpoint positions; for each admitted request, in order, `observe` and then `place`
+    is called."""
 
     def observe(self, prefill: PrefillInfo) -> None: ...
 
@@ -79,13 +81,15 @@ class DepartureCounts(Protocol):
     """Where requests to come depart from a prompt, in a run whose requests are known."""
 
     def along(self, request: Request) -> dict[int, int]:
-        """Return, by position of a request's prompt, the number of later requests that depart there."""
+        """Return, by position of a request's prompt, the number of later requests that depart
+        there."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ArmFacts:
-    """Properties of an arm that are known before its first request; passed to placements with a parameter `facts`.
+    """Properties of an arm that are known before its first request; passed to placements with a
+    parameter `facts`.
 
     `grid`        tokens of the model's grid: a kernel writes states at its multiples
     `unit`        positions are rounded down to its multiples
@@ -187,14 +191,22 @@ def balanced(count: Count) -> Rule:
 @PLACEMENTS.register("sqrt")
 def square_root() -> Rule:
     """`sqrt`: every floor(sqrt(prompt)) tokens."""
-    return Rule(lambda prefill: range(math.isqrt(prefill.prompt), prefill.prompt + 1, math.isqrt(prefill.prompt)))
+    return Rule(
+        lambda prefill: range(
+            math.isqrt(prefill.prompt), prefill.prompt + 1, math.isqrt(prefill.prompt)
+        )
+    )
 
 
 @PLACEMENTS.register("log")
-def powers_of_two(least: Annotated[int, positive, "least position, rounded up to a power of two"] = 768) -> Rule:
+def powers_of_two(
+    least: Annotated[int, positive, "least position, rounded up to a power of two"] = 768,
+) -> Rule:
     """`log`: the powers of two from `least` on."""
     first = 1 << (least - 1).bit_length()
-    return Rule(lambda prefill: [first << k for k in range(max(0, (prefill.prompt // first).bit_length()))])
+    return Rule(
+        lambda prefill: [first << k for k in range(max(0, (prefill.prompt // first).bit_length()))]
+    )
 
 
 @PLACEMENTS.register("last")
@@ -206,13 +218,19 @@ def last() -> Rule:
 @PLACEMENTS.register("tail")
 def tail(
     count: Count,
-    offset: Annotated[int | None, positive, "tokens from the prompt's end to the first state; null: the grid"] = None,
+    offset: Annotated[
+        int | None, positive, "tokens from the prompt's end to the first state; null: the grid"
+    ] = None,
     *,
     facts: ArmFacts,
 ) -> Rule:
     """`tail`: `count` states at offset · 2^k tokens before the prompt's end, k = 0 … count - 1."""
     distances = [(offset or facts.grid) << k for k in reversed(range(count))]
-    return Rule(lambda prefill: [prefill.prompt - distance for distance in distances if distance < prefill.prompt])
+    return Rule(
+        lambda prefill: [
+            prefill.prompt - distance for distance in distances if distance < prefill.prompt
+        ]
+    )
 
 
 @PLACEMENTS.register("boundary")
@@ -223,13 +241,15 @@ def boundary() -> Rule:
 
 @PLACEMENTS.register("branch")
 def branch() -> Rule:
-    """`branch`: at the end of the stored prefix, beyond its last state, where other prompts may diverge too."""
+    """`branch`: at the end of the stored prefix, beyond its last state, where other prompts may
+    diverge too."""
     return Rule(lambda prefill: (prefill.matched,) if prefill.matched > prefill.resume else ())
 
 
 @PLACEMENTS.register("branch_else_last")
 def branch_else_last(*, facts: ArmFacts) -> Rule:
-    """`branch_else_last`: one state at the end of the stored prefix or, if that has a state, at the prompt's end.
+    """`branch_else_last`: one state at the end of the stored prefix or, if that has a state, at the
+    prompt's end.
 
     A match ends before the prompt's last token. Source: state tracking of SGLang 0.5.23.
     """
@@ -245,11 +265,12 @@ def branch_else_last(*, facts: ArmFacts) -> Rule:
 
 @PLACEMENTS.register("retention")
 def retention(interval: Between = None, *, facts: ArmFacts) -> Rule:
-    """`retention`: the last boundary, the junction and, with `interval`, one state per `interval` tokens.
+    """`retention`: the last boundary, the junction and, with `interval`, one state per `interval`
+    tokens.
 
-    A repeated prompt computes its last token, so the last boundary at which it can resume is before that token. The
-    junction is the end of a shared prefix that has no state there. Source: vLLM 0.32.0, `MambaManager`, and
-    vllm-project/vllm#45845, #52216, where 0 became the default.
+    A repeated prompt computes its last token, so the last boundary at which it can resume is before
+    that token. The junction is the end of a shared prefix that has no state there. Source: vLLM
+    0.32.0, `MambaManager`, and vllm-project/vllm#45845, #52216, where 0 became the default.
     """
     unit = facts.unit
 
@@ -266,11 +287,12 @@ def retention(interval: Between = None, *, facts: ArmFacts) -> Rule:
 
 @PLACEMENTS.register("second_hit")
 def second_hit(interval: Between = None) -> Rule:
-    """`second_hit`: where the prompt diverges from all earlier ones and, with `interval`, at multiples before.
+    """`second_hit`: where the prompt diverges from all earlier ones and, with `interval`, at
+    multiples before.
 
-    A prefix that is used once costs no state. Compare vLLM's junction (vllm-project/vllm#37898) and branch snapshots
-    (NVIDIA/TensorRT-LLM#18272). They depend on the stored prefix; this rule depends on all earlier prompts, so that an
-    evicted prefix gets its state at the next use.
+    A prefix that is used once costs no state. Compare vLLM's junction (vllm-project/vllm#37898) and
+    branch snapshots (NVIDIA/TensorRT-LLM#18272). They depend on the stored prefix; this rule
+    depends on all earlier prompts, so that an evicted prefix gets its state at the next use.
     """
 
     def positions(prefill: PrefillInfo) -> Sequence[int]:
@@ -310,7 +332,8 @@ class Following:
 
 @PLACEMENTS.register("chunk_end", needs=(PROGRESS,))
 def chunk_end(*, facts: ArmFacts) -> Following:
-    """`chunk_end`: at the last unit of every chunk of the prompt, as vLLM's align mode and SGLang for Kimi K3 do."""
+    """`chunk_end`: at the last unit of every chunk of the prompt, as vLLM's align mode and SGLang
+    for Kimi K3 do."""
     return Following(Progress(chunk=facts.unit))
 
 
@@ -322,13 +345,15 @@ def decode_interval(interval: Interval) -> Following:
 
 @PLACEMENTS.register("response_end", needs=(PROGRESS,))
 def response_end(
-    interval: Annotated[int | None, positive, "tokens between two positions of the state; null: the unit"] = None,
+    interval: Annotated[
+        int | None, positive, "tokens between two positions of the state; null: the unit"
+    ] = None,
     *,
     facts: ArmFacts,
 ) -> Following:
     """`response_end`: the last multiple of `interval`, None: of the unit, that the output reaches.
 
-    A server copies the running state at every multiple and keeps the newest copy. Sources: vllm-project/vllm#49574,
-    and the `extra_buffer` strategy of SGLang, whose interval is 256.
+    A server copies the running state at every multiple and keeps the newest copy. Sources:
+    vllm-project/vllm#49574, and the `extra_buffer` strategy of SGLang, whose interval is 256.
     """
     return Following(Progress(newest=facts.unit if interval is None else interval))

@@ -1,9 +1,11 @@
-"""Groups of layers that share one block pool: how far back each reads, and which of its blocks a prefix needs.
+"""Groups of layers that share one block pool: how far back each reads, and which of its blocks a
+prefix needs.
 
-A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i + 1) · size)`. Full attention
-keeps all blocks. A window and a chunk of local attention keep those that the next token reads. Recurrent layers keep a
-few states, each at the end of its block's tokens. A ring is one block of a request that no other request reads.
-Semantics: vLLM 0.32.0 and 0.33.0, groups with hashes of whole blocks.
+A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i + 1) ·
+size)`. Full attention keeps all blocks. A window and a chunk of local attention keep those that the
+next token reads. Recurrent layers keep a few states, each at the end of its block's tokens. A ring
+is one block of a request that no other request reads. Semantics: vLLM 0.32.0 and 0.33.0, groups
+with hashes of whole blocks.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from spanlab.core.request import UNLIMITED
 class Boundaries(NamedTuple):
     """Positions at which a later request may resume, and the retention of blocks between them.
 
-    `retention`  None: the states and windows of every block; 0: those at `positions` only; n: also once per n tokens
-    `tail`       tokens of the prompt in digests, if the block of the last of them gets a key before it is full; else 0
+    `retention`  None: the states and windows of every block; 0: those at `positions` only; n: also
+                 once per n tokens
+    `tail`       tokens of the prompt in digests, if the block of the last of them gets a key before
+                 it is full; else 0
     """
 
     positions: tuple[int, ...]
@@ -49,13 +53,15 @@ class BlockGroup(Protocol):
     size: int
 
     def find(self, chain: Digests, limit: int) -> Prefix:
-        """Return the blocks of the longest usable prefix of at most `limit` tokens; null where not needed."""
+        """Return the blocks of the longest usable prefix of at most `limit` tokens; null where not
+        needed."""
         ...
 
     def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
         """Return the free blocks that a request for `tokens` tokens takes if it reuses `reused`.
 
-        `whole`  the tokens are those of a whole prompt: a group that frees blocks on the way never holds all of them
+        `whole`  the tokens are those of a whole prompt: a group that frees blocks on the way never
+                 holds all of them
         """
         ...
 
@@ -78,7 +84,8 @@ class BlockGroup(Protocol):
     def publish(
         self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
-        """Publish the full blocks of the first `tokens` tokens; return the indices of the newly published.
+        """Publish the full blocks of the first `tokens` tokens; return the indices of the newly
+        published.
 
         `source` has these tokens.
         """
@@ -100,7 +107,8 @@ class BlockGroup(Protocol):
 
 @dataclass(slots=True)
 class AttentionBlocks:
-    """Full attention: every block is read until the request ends. A block has `per_block` digests, the last is its."""
+    """Full attention: every block is read until the request ends. A block has `per_block` digests,
+    the last is its."""
 
     pool: BlockPool
     size: int
@@ -146,7 +154,9 @@ class AttentionBlocks:
 
     def release(self, table: BlockTable) -> None:
         blank, runs = table.length - table.num_visited, table.runs()
-        if table.tail is not None:  # no lookup finds it, but it waits for its eviction like a full block
+        if (
+            table.tail is not None
+        ):  # no lookup finds it, but it waits for its eviction like a full block
             blank, last = blank - 1, Run()
             self.pool.publish_single(self.index, last, *table.tail)
             runs.append(last)
@@ -187,12 +197,14 @@ class SingleBlocks:
 
 @dataclass(slots=True)
 class LocalBlocks(SingleBlocks):
-    """Attention that reads back to a moving start: blocks before it are freed while the request runs.
+    """Attention that reads back to a moving start: blocks before it are freed while the request
+    runs.
 
     `span`       tokens of a window, or of a chunk
     `align`      a reused prefix is a multiple of it
     `per_block`  digests of a block, the last of which is its own
-    `in_flight`  tokens that are planned and not yet computed, at most: their blocks cannot be freed yet
+    `in_flight`  tokens that are planned and not yet computed, at most: their blocks cannot be freed
+                 yet
     """
 
     span: int
@@ -217,7 +229,9 @@ class LocalBlocks(SingleBlocks):
         stop, published = tokens // self.size, []
         for index in self.kept(table.num_visited, stop, boundaries):
             if table.blocks[index] is not NULL_BLOCK:
-                self.pool.publish_single(self.index, table.blocks[index], self._digest(chain, index), source)
+                self.pool.publish_single(
+                    self.index, table.blocks[index], self._digest(chain, index), source
+                )
                 published.append(index)
         table.num_visited = max(table.num_visited, stop)
         return published
@@ -243,7 +257,8 @@ class LocalBlocks(SingleBlocks):
         table.num_visited, table.num_retired = reused.count, skipped
 
     def trim(self, table: BlockTable, computed: int) -> None:
-        """Free the blocks before the first one that the next token reads, the last of them first."""
+        """Free the blocks before the first one that the next token reads, the last of them
+        first."""
         start, stop = table.num_retired, min(self.skipped(computed), len(table.blocks))
         if stop > start:
             self.pool.free(reversed(table.blocks[start:stop]))
@@ -251,7 +266,9 @@ class LocalBlocks(SingleBlocks):
             table.num_retired = stop
 
     def room(self, table: BlockTable) -> int:
-        return min(self.held(table), (table.num_visited + 1) * self.size - 1, self._read_until(table))
+        return min(
+            self.held(table), (table.num_visited + 1) * self.size - 1, self._read_until(table)
+        )
 
     def _read_until(self, table: BlockTable) -> int:
         """Return the tokens after which the first block of the table is not read any more."""
@@ -262,8 +279,10 @@ class LocalBlocks(SingleBlocks):
 class WindowBlocks(LocalBlocks):
     """Sliding windows: a prefix needs the blocks of the window before its end.
 
-    `drops`  1 where the last block of a match is computed again, for a drafter's keys and values; else 0
-    `again`  tokens before a window that are kept beside it: several modules of a drafter write their keys again
+    `drops`  1 where the last block of a match is computed again, for a drafter's keys and values;
+             else 0
+    `again`  tokens before a window that are kept beside it: several modules of a drafter write
+             their keys again
     """
 
     drops: int = 0
@@ -271,7 +290,8 @@ class WindowBlocks(LocalBlocks):
 
     @property
     def needed_blocks(self) -> int:
-        """Blocks that the first token behind a prefix reads, and the one behind them that is dropped."""
+        """Blocks that the first token behind a prefix reads, and the one behind them that is
+        dropped."""
         return blocks_of(self.span - 1, self.size) + self.drops
 
     def skipped(self, computed: int) -> int:
@@ -290,13 +310,17 @@ class WindowBlocks(LocalBlocks):
             elif run or (index + 1 - self.drops) * self.size % self.align == 0:
                 run.append(block)
                 if len(run) >= self.needed_blocks:
-                    return single_blocks([NULL_BLOCK] * index + run[: self.drops - 1 if self.drops else None : -1])
+                    return single_blocks(
+                        [NULL_BLOCK] * index + run[: self.drops - 1 if self.drops else None : -1]
+                    )
         # shorter than a window, from the first token on
         return single_blocks(run[: self.drops - 1 if self.drops else None : -1])
 
     def kept(self, start: int, stop: int, boundaries: Boundaries) -> Iterable[int]:
         retention, tail, drops = boundaries.retention, self.needed_blocks, self.drops
-        every = 0 if retention == 0 else (self.align if retention is None else retention) // self.size
+        every = (
+            0 if retention == 0 else (self.align if retention is None else retention) // self.size
+        )
         if every and tail >= every:
             return range(start, stop)
         inside = range(max(start, drops), stop) if every else ()
@@ -312,7 +336,8 @@ class WindowBlocks(LocalBlocks):
 
 
 class ChunkBlocks(LocalBlocks):
-    """Local attention in chunks: a prefix needs the blocks since the start of the chunk of its next token."""
+    """Local attention in chunks: a prefix needs the blocks since the start of the chunk of its next
+    token."""
 
     __slots__ = ()
 
@@ -333,7 +358,8 @@ class ChunkBlocks(LocalBlocks):
 
 @dataclass(slots=True)
 class RingBlocks(SingleBlocks):
-    """One block of a request, which it writes again and again: no other request reads it, and no prefix needs it."""
+    """One block of a request, which it writes again and again: no other request reads it, and no
+    prefix needs it."""
 
     def find(self, chain: Digests, limit: int) -> Prefix:
         return EMPTY_PREFIX
@@ -372,8 +398,9 @@ class RingBlocks(SingleBlocks):
 class StateBlocks(SingleBlocks):
     """Recurrent layers: a request needs its last state; a prefix resumes from any stored state.
 
-    Chunks end on block boundaries, and only the state at a chunk's end is written. Behind its block, a request holds a
-    block for the state after each of its `drafts`. They move on with the request, and become blocks of its tokens.
+    Chunks end on block boundaries, and only the state at a chunk's end is written. Behind its
+    block, a request holds a block for the state after each of its `drafts`. They move on with the
+    request, and become blocks of its tokens.
     """
 
     drafts: int = 0
@@ -388,7 +415,8 @@ class StateBlocks(SingleBlocks):
         return EMPTY_PREFIX
 
     def needed(self, table: BlockTable, tokens: int, reused: Prefix, whole: bool = False) -> int:
-        # Blocks before the last new one stay null: only the state at the end of a step is written, and an inner one.
+        # Blocks before the last new one stay null: only the state at the end of a step is written,
+        # and an inner one.
         new = max(blocks_of(tokens, self.size) + self.drafts - len(table.blocks) - reused.count, 0)
         most = 1 + table.inner + (0 if table.grown else self.drafts)
         return min(new, most) + reused.unreferenced()
@@ -418,7 +446,9 @@ class StateBlocks(SingleBlocks):
             return
         if allocated:
             table.last_state = allocated - 1 - behind
-        empty = needed - self.drafts - 1 - table.inner  # blocks before the first one that the step writes
+        empty = (
+            needed - self.drafts - 1 - table.inner
+        )  # blocks before the first one that the step writes
         table.blocks += [NULL_BLOCK] * (empty - allocated)
         for index in range(allocated - behind, min(allocated, empty)):
             table.blocks.append(table.blocks[index])
@@ -446,12 +476,15 @@ class StateBlocks(SingleBlocks):
     def room(self, table: BlockTable) -> int:
         if self.drafts:
             return 0  # blocks move on with each step
-        freed = (table.num_retired + 1) * self.size + 1  # behind the first token that no longer reads the state
+        freed = (
+            table.num_retired + 1
+        ) * self.size + 1  # behind the first token that no longer reads the state
         return min(self.held(table), (table.num_visited + 1) * self.size - 1, freed)
 
 
 def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:
-    """Return the groups of a layout, in its order; the first one of full attention has index 0, the others follow."""
+    """Return the groups of a layout, in its order; the first one of full attention has index 0, the
+    others follow."""
     layout, ahead = rules.layout, rules.in_flight
     unit, align = unit_of(layout), alignment_of(layout)
     drops = int(rules.drops_last and all(rule.kind != "full" for rule in layout))
@@ -462,7 +495,9 @@ def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:
         each = rule.size // unit
         if rule.kind == "full":
             index = next(full, None)
-            groups.append(AttentionBlocks(pool, rule.size, next(others) if index is None else index, each))
+            groups.append(
+                AttentionBlocks(pool, rule.size, next(others) if index is None else index, each)
+            )
         elif rule.kind == "state":
             groups.append(StateBlocks(pool, rule.size, next(others), rules.drafts))
         elif rule.kind == "ring":
@@ -470,5 +505,9 @@ def make_groups(pool: BlockPool, rules: BlockRules) -> list[BlockGroup]:
         elif rule.kind == "chunk":
             groups.append(ChunkBlocks(pool, rule.size, next(others), rule.span, align, each, ahead))
         else:
-            groups.append(WindowBlocks(pool, rule.size, next(others), rule.span, align, each, ahead, drops, again))
+            groups.append(
+                WindowBlocks(
+                    pool, rule.size, next(others), rule.span, align, each, ahead, drops, again
+                )
+            )
     return groups

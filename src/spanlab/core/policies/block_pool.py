@@ -1,6 +1,8 @@
-"""A pool of blocks of one size: published blocks can be matched until they are evicted (vLLM's block pool).
+"""A pool of blocks of one size: published blocks can be matched until they are evicted (vLLM's
+block pool).
 
-Free blocks without a key are taken first; then those with a key, in the order in which they were freed.
+Free blocks without a key are taken first; then those with a key, in the order in which they were
+freed.
 """
 
 from __future__ import annotations
@@ -28,24 +30,28 @@ NO_DIGESTS: Digests = array("Q")
 
 
 class BlockKey(NamedTuple):
-    """Key of a published block: the group of layers that wrote it, and the digest of all tokens up to its end."""
+    """Key of a published block: the group of layers that wrote it, and the digest of all tokens up
+    to its end."""
 
     group: int
     digest: int
 
 
 class Source(NamedTuple):
-    """Tokens from which a block was computed: those of a request from its start to the block's end, or further."""
+    """Tokens from which a block was computed: those of a request from its start to the block's end,
+    or further."""
 
     cache_salt: str
     tokens: TokenString
 
 
 class Run:
-    """Consecutive blocks of one group that are allocated, shared and freed together; a single block is a run, too.
+    """Consecutive blocks of one group that are allocated, shared and freed together; a single block
+    is a run, too.
 
     `digests`  of its published blocks in order; empty for a single block that is not published
-    `source`   distinguishes equal digests of different tokens; None for a block of a lower tier, which has digests only
+    `source`   distinguishes equal digests of different tokens; None for a block of a lower tier,
+               which has digests only
     `users`    requests that hold it
     `stored`   whether it is in memory under its digests; a run that was evicted is remembered
     `missed`   whether a request has missed it since its eviction
@@ -54,7 +60,18 @@ class Run:
     `before`, `behind`  neighbours in the queue of free published runs
     """
 
-    __slots__ = ("before", "behind", "digests", "forks", "group", "missed", "rest", "source", "stored", "users")
+    __slots__ = (
+        "before",
+        "behind",
+        "digests",
+        "forks",
+        "group",
+        "missed",
+        "rest",
+        "source",
+        "stored",
+        "users",
+    )
 
     def __init__(self, group: int = 0, digests: Digests = NO_DIGESTS, users: int = 1) -> None:
         self.group, self.digests, self.users = group, digests, users
@@ -73,7 +90,8 @@ class Run:
         return None if self.users and not self.stored else BlockKey(self.group, self.digests[0])
 
     def common(self, digests: Digests, at: int, stop: int) -> int:
-        """Return how many leading blocks have the digests `[at, stop)`, the first of which is equal."""
+        """Return how many leading blocks have the digests `[at, stop)`, the first of which is
+        equal."""
         mine, most = self.digests, min(len(self.digests), stop - at)
         if mine[most - 1] == digests[at + most - 1]:  # a digest covers all tokens before it
             return most
@@ -97,7 +115,8 @@ class Run:
 
 
 class LowerTiers(Protocol):
-    """Lower tiers of a pool: `find` may return blocks that are not in the pool; the others report its changes."""
+    """Lower tiers of a pool: `find` may return blocks that are not in the pool; the others report
+    its changes."""
 
     def find(self, key: BlockKey) -> Run | None: ...
 
@@ -106,13 +125,15 @@ class LowerTiers(Protocol):
     def evicted(self, key: BlockKey) -> None: ...
 
 
-#: Placeholder for a block that a request no longer needs, or never had; it is never in the free queue.
+#: Placeholder for a block that a request no longer needs, or never had; it is never in the free
+#: queue.
 NULL_BLOCK = Run()
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """The runs that hold the first `count` blocks of a prompt in one group; of the last run, more may be stored."""
+    """The runs that hold the first `count` blocks of a prompt in one group; of the last run, more
+    may be stored."""
 
     runs: list[Run]
     count: int
@@ -128,7 +149,8 @@ class Prefix:
         return Prefix(self.runs[:number], count)
 
     def unreferenced(self, first: int = 0) -> int:
-        """Return the number of blocks behind the first ones that no request holds: they leave the free queue."""
+        """Return the number of blocks behind the first ones that no request holds: they leave the
+        free queue."""
         start = free = 0
         for run in self.runs:
             stop = min(start + len(run), self.count)
@@ -151,15 +173,19 @@ class BlockTable:
     """Blocks of one request in one group.
 
     `blocks`       single blocks, by index; with `counts`, the published runs in order
-    `counts`       blocks that the request holds of each run, and of the runs that were cut off it since
-    `length`       blocks of all runs, and those that are not published; counted where there are runs
+    `counts`       blocks that the request holds of each run, and of the runs that were cut off it
+                   since
+    `length`       blocks of all runs, and those that are not published; counted where there are
+                   runs
     `num_visited`  leading blocks that were published, or skipped
-    `unkeyed`      the last ones of these, if they were only counted: their keys follow before the table is released
+    `unkeyed`      the last ones of these, if they were only counted: their keys follow before the
+                   table is released
     `last_state`   index of the state before the last allocation; None without one
     `num_retired`  leading blocks that were freed or are null, permanently
     `inner`        whether the chunk that is planned also stores the state at its last boundary
     `grown`        whether blocks were allocated behind the reused ones
-    `tail`         key and tokens of the first block that is not full, if it has a key; None without one
+    `tail`         key and tokens of the first block that is not full, if it has a key; None without
+                   one
     """
 
     blocks: list[Run] = field(default_factory=list)
@@ -196,9 +222,9 @@ class BlockTable:
 class BlockPool:
     """A fixed number of blocks of one size; several blocks may have the same content.
 
-    Published blocks are kept as runs, so that an operation costs the runs that it changes and not their blocks. A run
-    is cut where a prompt matches a part of it, or where memory for fewer blocks is needed. Runs of equal digests have
-    equal ends: all are cut together.
+    Published blocks are kept as runs, so that an operation costs the runs that it changes and not
+    their blocks. A run is cut where a prompt matches a part of it, or where memory for fewer blocks
+    is needed. Runs of equal digests have equal ends: all are cut together.
 
     `remembered`  the group whose evicted runs are remembered
     """
@@ -207,11 +233,17 @@ class BlockPool:
         self._blank = num_blocks  # free blocks without a key
         self._ends = Run()  # of the ring of free published runs, in order of eviction
         self._ends.before = self._ends.behind = self._ends
-        self._runs: defaultdict[int, dict[int, Run]] = defaultdict(dict)  # by group and first digest
-        self._copies: dict[BlockKey, list[Run]] = {}  # runs published after the stored one of a key, in order
+        self._runs: defaultdict[int, dict[int, Run]] = defaultdict(
+            dict
+        )  # by group and first digest
+        self._copies: dict[
+            BlockKey, list[Run]
+        ] = {}  # runs published after the stored one of a key, in order
         self._num_unkeyed = 0  # blocks that were only counted as published
         self._num_owed = 0  # published blocks of group 0 that were only counted as evicted
-        self.num_blocks = self.num_free = num_blocks  #: the second: that no request uses, published ones included
+        self.num_blocks = self.num_free = (
+            num_blocks  #: the second: that no request uses, published ones included
+        )
         self.remembered = remembered
         self.lower: LowerTiers | None = None
         self.num_published: Counter[int] = Counter()  #: blocks ever published, by group
@@ -222,10 +254,12 @@ class BlockPool:
         """Return the number of published blocks of one group."""
         return self.num_published[group] - self.num_evicted[group]
 
-    # -- lookup -------------------------------------------------------------------------------------------------------
+    # -- lookup
+    # -------------------------------------------------------------------------------------------------------
 
     def find(self, group: int, digest: int) -> Run | None:
-        """Return the first published run that begins with a digest, else a block of a lower tier; None without one."""
+        """Return the first published run that begins with a digest, else a block of a lower tier;
+        None without one."""
         self._evict_owed()
         run = self._runs[group].get(digest)
         if run is not None and run.stored:
@@ -245,7 +279,8 @@ class BlockPool:
         return Prefix(runs, at - start)
 
     def count_behind(self, group: int, digests: Digests, start: int, stop: int) -> tuple[int, int]:
-        """Return how many digests in `[start, stop)` have a block, and how many lost it and were not missed since."""
+        """Return how many digests in `[start, stop)` have a block, and how many lost it and were
+        not missed since."""
         self._evict_owed()
         present = evicted = at = 0
         runs = self._runs[group]
@@ -282,14 +317,16 @@ class BlockPool:
                     run.missed = True
             at += count
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory
+    # -------------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> None:
         """Allocate `count` blocks: those without a key, then published ones, which are evicted."""
         self._evict_first(self._take_blank(count))
 
     def take_later(self, count: int) -> None:
-        """Allocate as `take`, of a pool with one group; published blocks are evicted once the pool is read.
+        """Allocate as `take`, of a pool with one group; published blocks are evicted once the pool
+        is read.
 
         A lower tier hears of evictions at once.
         """
@@ -320,7 +357,9 @@ class BlockPool:
         self._evict_owed()
         while count:
             run = self._ends.behind
-            assert run is not None and run is not self._ends, "free blocks are blank, or in the queue"
+            assert run is not None and run is not self._ends, (
+                "free blocks are blank, or in the queue"
+            )
             if len(run) > count:  # the last block of a request was freed first
                 if self._cut_evicted(run, count):
                     return
@@ -340,7 +379,8 @@ class BlockPool:
         self.num_free += count
 
     def _evict(self, run: Run) -> None:
-        """Remove a run from its key; if it was the first one of the key, its next copy becomes the first."""
+        """Remove a run from its key; if it was the first one of the key, its next copy becomes the
+        first."""
         group, runs, first = run.group, self._runs[run.group], run.digests[0]
         self.num_evicted[group] += len(run)
         run.stored, run.source = False, None
@@ -363,9 +403,16 @@ class BlockPool:
             self.lower.evicted(BlockKey(group, first))
 
     def _cut_evicted(self, run: Run, count: int) -> bool:
-        """Move the last blocks of a free run to those that were evicted behind them; False where there are none."""
+        """Move the last blocks of a free run to those that were evicted behind them; False where
+        there are none."""
         behind, runs = run.rest, self._runs[run.group]
-        if behind is None or behind.stored or behind.missed or not behind.digests or self._copies_of(run):
+        if (
+            behind is None
+            or behind.stored
+            or behind.missed
+            or not behind.digests
+            or self._copies_of(run)
+        ):
             return False
         if runs.get(behind.digests[0]) is not behind:
             return False
@@ -387,7 +434,8 @@ class BlockPool:
             run.rest, behind.digests = behind.rest, NO_DIGESTS
 
     def _cut(self, run: Run, count: int) -> Run:
-        """Cut a run, and all runs of equal digests, behind `count` blocks; return its second part."""
+        """Cut a run, and all runs of equal digests, behind `count` blocks; return its second
+        part."""
         key = BlockKey(run.group, run.digests[0])
         copies, runs = self._copies.get(key), self._runs[run.group]
         equal = [run] if copies is None else [runs[key.digest], *copies]
@@ -405,10 +453,14 @@ class BlockPool:
             run.before.behind = run.before = tail
         return tail
 
-    # -- publication and references -----------------------------------------------------------------------------------
+    # -- publication and references
+    # -----------------------------------------------------------------------------------
 
-    def publish(self, group: int, table: BlockTable, digests: Digests, stop: int, source: Source) -> None:
-        """Publish the blocks of a request up to `stop`, each under its digest; all are computed from `source`.
+    def publish(
+        self, group: int, table: BlockTable, digests: Digests, stop: int, source: Source
+    ) -> None:
+        """Publish the blocks of a request up to `stop`, each under its digest; all are computed
+        from `source`.
 
         Blocks of a lower tier are published one by one, for it knows them by their keys.
         """
@@ -440,8 +492,9 @@ class BlockPool:
                 if not copied:
                     runs[digests[at]] = run
                 else:
-                    # As in vLLM, two blocks may hold the same tokens: a running request's table is never
-                    # changed, so that the second block is kept, and is found once the first one is evicted.
+                    # As in vLLM, two blocks may hold the same tokens: a running request's table is
+                    # never changed, so that the second block is kept, and is found once the first
+                    # one is evicted.
                     assert known is not None, "the copied run is stored"
                     known.missed = False
                     self._copies.setdefault(BlockKey(group, digests[at]), []).append(run)
@@ -454,14 +507,17 @@ class BlockPool:
         table.num_visited = stop
 
     def count(self, group: int, table: BlockTable, stop: int) -> None:
-        """Count the blocks of a request up to `stop` as published; no other request has their digests."""
+        """Count the blocks of a request up to `stop` as published; no other request has their
+        digests."""
         added = stop - table.num_visited
         self.num_published[group] += added
         self._num_unkeyed += added
         table.unkeyed += added
         table.num_visited = stop
 
-    def publish_counted(self, group: int, table: BlockTable, digests: Digests, source: Source) -> None:
+    def publish_counted(
+        self, group: int, table: BlockTable, digests: Digests, source: Source
+    ) -> None:
         """Publish the blocks that `count` has counted."""
         stop, counted = table.num_visited, table.unkeyed
         self.num_published[group] -= counted
@@ -484,13 +540,21 @@ class BlockPool:
             for equal in (self._runs[run.group][run.digests[0]], *copies):
                 equal.forks = True
 
-    def publish_single(self, group: int, block: Run, digest: int, source: Source | None = None) -> None:
-        """Publish one block; without a source, of a lower tier, an eviction that was missed stays so."""
+    def publish_single(
+        self, group: int, block: Run, digest: int, source: Source | None = None
+    ) -> None:
+        """Publish one block; without a source, of a lower tier, an eviction that was missed stays
+        so."""
         assert not block.stored, "a block is published once"
         runs = self._runs[group]
         known = runs.get(digest)
         self.num_published[group] += 1
-        block.group, block.digests, block.source, block.stored = group, array("Q", (digest,)), source, True
+        block.group, block.digests, block.source, block.stored = (
+            group,
+            array("Q", (digest,)),
+            source,
+            True,
+        )
         if known is not None and known.stored:
             self._copies.setdefault(BlockKey(group, digest), []).append(block)
             known.missed = known.missed and source is None
@@ -517,7 +581,8 @@ class BlockPool:
             run.users += 1
 
     def free(self, runs: Iterable[Run]) -> None:
-        """Drop one reference to each block; published ones without references join the queue in this order."""
+        """Drop one reference to each block; published ones without references join the queue in
+        this order."""
         self._evict_owed()
         for run in runs:
             if run is NULL_BLOCK:
@@ -541,7 +606,8 @@ class BlockPool:
         run.before = run.behind = None
 
     def waiting(self) -> Iterator[BlockKey]:
-        """Return an iterator over the keys of published blocks without references, in order of eviction."""
+        """Return an iterator over the keys of published blocks without references, in order of
+        eviction."""
         self._evict_owed()
         run = self._ends.behind
         while run is not None and run is not self._ends:
@@ -554,15 +620,24 @@ class BlockPool:
         self._evict_owed()
         published = [run for first in self._runs.values() for run in first.values() if run.stored]
         for key, copies in self._copies.items():
-            assert all(run.digests == self._runs[key.group][key.digest].digests for run in copies), "copies differ"
+            assert all(
+                run.digests == self._runs[key.group][key.digest].digests for run in copies
+            ), "copies differ"
             published += copies
         for group, first in self._runs.items():
-            assert all(run.group == group and run.digests[0] == digest for digest, run in first.items()), "a wrong key"
+            assert all(
+                run.group == group and run.digests[0] == digest for digest, run in first.items()
+            ), "a wrong key"
         counted: Counter[int] = Counter({0: self._num_unkeyed} if self._num_unkeyed else {})
         for run in published:
             counted[run.group] += len(run)
         assert self.num_published - self.num_evicted == counted, "published blocks are miscounted"
-        free = Counter(BlockKey(run.group, digest) for run in published if not run.users for digest in run.digests)
+        free = Counter(
+            BlockKey(run.group, digest)
+            for run in published
+            if not run.users
+            for digest in run.digests
+        )
         assert free == Counter(self.waiting()), "a free block is in use, or does not wait"
         assert self.num_free == self._blank + free.total(), "free blocks are miscounted"
         assert 0 <= self.num_free <= self.num_blocks, "the number of blocks changed"
@@ -619,8 +694,9 @@ GroupKind = Literal["full", "window", "chunk", "state", "ring"]
 class GroupRule(NamedTuple):
     """Rule of one group of layers.
 
-    `kind`  full: every token reads all tokens before it; window: the last `span`, itself among them; chunk: those since
-            the last multiple of `span`; state: a recurrent state; ring: `size` raw keys, of the request alone
+    `kind`  full: every token reads all tokens before it; window: the last `span`, itself among
+            them; chunk: those since the last multiple of `span`; state: a recurrent state; ring:
+            `size` raw keys, of the request alone
     `size`  tokens per block
     """
 
@@ -636,14 +712,20 @@ def check_layout(layout: Sequence[GroupRule]) -> None:
     if len(full) > 1:
         raise ValueError(f"blocks of {full} tokens in groups of kind=full: expected one size")
     if not set(kinds) - {"ring"}:
-        raise ValueError(f"groups of kinds {', '.join(kinds)}: expected one whose blocks a prefix can reuse")
+        raise ValueError(
+            f"groups of kinds {', '.join(kinds)}: expected one whose blocks a prefix can reuse"
+        )
     for rule in layout:
         if rule.kind in ("window", "chunk") and rule.span < 1:
-            raise ValueError(f"span={rule.span} of a group of kind={rule.kind}: expected 1 token or more")
+            raise ValueError(
+                f"span={rule.span} of a group of kind={rule.kind}: expected 1 token or more"
+            )
     sizes = sorted({rule.size for rule in layout})
     equal = [kind for kind in ("chunk", "state") if kind in kinds]
     if len(sizes) > 1 and equal:
-        raise ValueError(f"blocks of {sizes} tokens with a group of kind={equal[0]}: expected one size, as in vLLM")
+        raise ValueError(
+            f"blocks of {sizes} tokens with a group of kind={equal[0]}: expected one size, as in vLLM"
+        )
 
 
 def unit_of(layout: Iterable[GroupRule]) -> int:
@@ -668,7 +750,8 @@ def blocks_of(tokens: int, size: int) -> int:
 
 
 class BlockShape(NamedTuple):
-    """Blocks of a pool for one model: tokens and bytes of each, blocks per recurrent state, and groups of layers."""
+    """Blocks of a pool for one model: tokens and bytes of each, blocks per recurrent state, and
+    groups of layers."""
 
     size: int
     block_bytes: int
@@ -676,8 +759,11 @@ class BlockShape(NamedTuple):
     layout: tuple[GroupRule, ...] = ()
 
     def limit(self, budget: Budget) -> int:
-        """Return the bytes of a budget that the blocks may take; without states, no budget of states is theirs."""
-        return min(budget.total_bytes, budget.kv_bytes + (budget.state_bytes if self.state_groups else 0))
+        """Return the bytes of a budget that the blocks may take; without states, no budget of
+        states is theirs."""
+        return min(
+            budget.total_bytes, budget.kv_bytes + (budget.state_bytes if self.state_groups else 0)
+        )
 
     def pool(self, budget_bytes: int) -> BlockPool:
         """Return the pool for a budget; one block of it is the null block, which stores nothing."""
@@ -693,19 +779,26 @@ class _Layers(NamedTuple):
 
 
 def block_multiple(model: ModelSpec, *, inner: bool) -> int:
-    """Return the tokens of which a hybrid's blocks are multiples; `inner`: states inside a chunk lie on its grid."""
+    """Return the tokens of which a hybrid's blocks are multiples; `inner`: states inside a chunk
+    lie on its grid."""
     return lcm(BLOCK, model.grid) if inner else BLOCK
 
 
 def block_shape(
-    model: ModelSpec, token_bytes: int, block_size: int | None = None, multiple: int = BLOCK, drafts: int = 0
+    model: ModelSpec,
+    token_bytes: int,
+    block_size: int | None = None,
+    multiple: int = BLOCK,
+    drafts: int = 0,
 ) -> BlockShape:
-    """Return the blocks of `block_size` tokens; None: vLLM's size for the model, in hybrids a multiple of `multiple`.
+    """Return the blocks of `block_size` tokens; None: vLLM's size for the model, in hybrids a
+    multiple of `multiple`.
 
-    All groups share one pool, so that a block holds the KV of any of them, or a state. vLLM therefore raises a hybrid's
-    block size until the KV of a layer is no smaller than the state of a layer, pads the smaller of the two, and gives
-    layers with less KV per token blocks of more tokens. `drafts` tokens are drafted ahead of a step; `token_bytes`
-    include the layers of their drafter.
+    All groups share one pool, so that a block holds the KV of any of them, or a state. vLLM
+    therefore raises a hybrid's block size until the KV of a layer is no smaller than the state of a
+    layer, pads the smaller of the two, and gives layers with less KV per token blocks of more
+    tokens. `drafts` tokens are drafted ahead of a step; `token_bytes` include the layers of their
+    drafter.
     """
     more = (token_bytes - model.kv_bytes_per_token) // model.drafter_layer_bytes
     if model.packed:
@@ -725,9 +818,12 @@ def block_shape(
 
 
 def _local_shape(model: ModelSpec, more: int, size: int) -> BlockShape:
-    """Return the blocks of a model with windows or chunks: those of layers with less KV have more tokens."""
+    """Return the blocks of a model with windows or chunks: those of layers with less KV have more
+    tokens."""
     of_full = model.attention_layers + (0 if model.has_own_drafter else more)
-    kinds = [_Layers(GroupRule("full", size), of_full, size * model.layer_kv_bytes)] if of_full else []
+    kinds = (
+        [_Layers(GroupRule("full", size), of_full, size * model.layer_kv_bytes)] if of_full else []
+    )
     for kind in model.local:
         rule = GroupRule("window" if kind.reach == "window" else "chunk", size, kind.span)
         layers = kind.layers + (more if kind.drafts else 0)
@@ -745,13 +841,17 @@ def _local_shape(model: ModelSpec, more: int, size: int) -> BlockShape:
 
 
 def _packed_shape(model: ModelSpec, more: int, block_size: int | None) -> BlockShape:
-    """Return the blocks of a model whose entries are packed: as large as the widest of its groups needs.
+    """Return the blocks of a model whose entries are packed: as large as the widest of its groups
+    needs.
 
-    Tables of one rule and of several sizes stay together, and others are split into groups of about as many layers.
+    Tables of one rule and of several sizes stay together, and others are split into groups of about
+    as many layers.
     """
     if block_size not in (None, model.block_size):
         reason = "its entries are packed into blocks of this size"
-        raise ValueError(f"block_size={block_size} with model.name={model.name}: expected {model.block_size}, {reason}")
+        raise ValueError(
+            f"block_size={block_size} with model.name={model.name}: expected {model.block_size}, {reason}"
+        )
     buckets: dict[GroupRule, dict[int, int]] = {}  # layers by the bytes of their entries in a block
     for table in model.packed:
         rule = GroupRule("window" if table.span else "full", table.block_size, table.span)
@@ -765,25 +865,38 @@ def _packed_shape(model: ModelSpec, more: int, block_size: int | None) -> BlockS
         rule: blocks_of(max(pages.values()), each) if each and pages in balanced else 1
         for rule, pages in buckets.items()
     }
-    if not each and len(buckets) > 1:  # windows take no more than the widest other group, or one layer of theirs
+    if (
+        not each and len(buckets) > 1
+    ):  # windows take no more than the widest other group, or one layer of theirs
         anchor = max(
-            _widest(pages, sum(pages.values()) if rule.kind == "window" else 1) for rule, pages in buckets.items()
+            _widest(pages, sum(pages.values()) if rule.kind == "window" else 1)
+            for rule, pages in buckets.items()
         )
         for rule, pages in buckets.items():
             if rule.kind == "window":
                 counts[rule] = blocks_of(sum(pages.values()), max(anchor // next(iter(pages)), 1))
     layout = tuple(rule for rule, count in counts.items() for _ in range(count))
-    return BlockShape(block_of(layout), max(_widest(buckets[rule], count) for rule, count in counts.items()), 0, layout)
+    return BlockShape(
+        block_of(layout),
+        max(_widest(buckets[rule], count) for rule, count in counts.items()),
+        0,
+        layout,
+    )
 
 
 def _widest(pages: Mapping[int, int], groups: int) -> int:
-    """Return the bytes of the largest of the groups into which layers of these page sizes are split."""
+    """Return the bytes of the largest of the groups into which layers of these page sizes are
+    split."""
     return sum(blocks_of(layers, groups) * page for page, layers in pages.items())
 
 
 def _least_padding(layers: Sequence[int], fewest: int) -> int:
-    """Return the layers per group, `fewest` or more, that leave the fewest places empty; of equals the most."""
-    return min(range(fewest, max(layers) + 1), key=lambda each: (sum(-count % each for count in layers), -each))
+    """Return the layers per group, `fewest` or more, that leave the fewest places empty; of equals
+    the most."""
+    return min(
+        range(fewest, max(layers) + 1),
+        key=lambda each: (sum(-count % each for count in layers), -each),
+    )
 
 
 def _grouped(kinds: Sequence[_Layers]) -> tuple[int, tuple[GroupRule, ...]]:
@@ -800,22 +913,28 @@ class BlockRules:
     `states`        none: attention alone; align: chunks end on block boundaries, and the state at a
                     chunk's end may be stored
     `state_groups`  blocks per state, one per group of recurrent layers
-    `retention`     None: every written state; 0: states at the last block boundary of the prompt and at the end of
-                    a shared prefix without a state; n: also one per n tokens
-    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
-    `cut`           whether chunks also end at each multiple of `retention`; else a state exists only where a chunk
-                    happens to end; proposed for vLLM in its pull request 54076
-    `ahead`         whether a step is planned while the previous one runs: the token of the previous step is not known
-                    yet, so that its block is published, and the state before it freed, one step later
-    `inner_states`  whether the last chunk of a prompt also stores the state at its last boundary, so that the chunk
-                    need not end there: in vLLM with FlashInfer's GatedDeltaNet on Hopper since 0.33, and for KDA
+    `retention`     None: every written state; 0: states at the last block boundary of the prompt
+                    and at the end of a shared prefix without a state; n: also one per n tokens
+    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request
+                    37898
+    `cut`           whether chunks also end at each multiple of `retention`; else a state exists
+                    only where a chunk happens to end; proposed for vLLM in its pull request 54076
+    `ahead`         whether a step is planned while the previous one runs: the token of the previous
+                    step is not known yet, so that its block is published, and the state before it
+                    freed, one step later
+    `inner_states`  whether the last chunk of a prompt also stores the state at its last boundary,
+                    so that the chunk need not end there: in vLLM with FlashInfer's GatedDeltaNet on
+                    Hopper since 0.33, and for KDA
     `drafts`        tokens drafted ahead of a step
-    `drafter`       tokens behind a position on which the keys and values of a drafter there depend: 1, or more with
-                    several modules of multi-token prediction; 0: the drafter has none
+    `drafter`       tokens behind a position on which the keys and values of a drafter there depend:
+                    1, or more with several modules of multi-token prediction; 0: the drafter has
+                    none
     `release`       rules of the release of vLLM
-    `groups`        groups of layers, in the order in which their blocks are freed; empty: the groups of states, and
-                    full attention behind them, as where a model's first layer is recurrent
-    `in_flight`     tokens that are planned and not yet computed, at most; a prompt's windows take no more memory
+    `groups`        groups of layers, in the order in which their blocks are freed; empty: the
+                    groups of states, and full attention behind them, as where a model's first layer
+                    is recurrent
+    `in_flight`     tokens that are planned and not yet computed, at most; a prompt's windows take
+                    no more memory
     """
 
     size: int
@@ -848,8 +967,12 @@ class BlockRules:
                     f"one module, or a release without lookahead, for {reason}"
                 )
         if self.inner_states and self.drops_last:
-            reason = "the state inside a chunk is then stored a block earlier, which is not modelled"
-            raise ValueError(f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}")
+            reason = (
+                "the state inside a chunk is then stored a block earlier, which is not modelled"
+            )
+            raise ValueError(
+                f"inner_states=true with a drafter's KV: expected a release with lookahead, for {reason}"
+            )
         if self.drafter > self.size:
             expected = f"expected {self.drafter} or more, for its modules read as many tokens ahead, as in vLLM"
             raise ValueError(f"block_size={self.size} with a drafter's KV: {expected}")
@@ -858,7 +981,10 @@ class BlockRules:
     def layout(self) -> tuple[GroupRule, ...]:
         """The groups of layers, in order."""
         states = self.state_groups if self.states != "none" else 0
-        return self.groups or (*[GroupRule("state", self.size)] * states, GroupRule("full", self.size))
+        return self.groups or (
+            *[GroupRule("state", self.size)] * states,
+            GroupRule("full", self.size),
+        )
 
     @property
     def drops_last(self) -> bool:
@@ -867,7 +993,8 @@ class BlockRules:
 
     @property
     def keys_tails(self) -> bool:
-        """Whether the last block of a prompt gets a key before it is full: attention beside smaller blocks."""
+        """Whether the last block of a prompt gets a key before it is full: attention beside smaller
+        blocks."""
         return self.drops_last and block_of(self.layout) != unit_of(self.layout)
 
     @property
@@ -876,35 +1003,50 @@ class BlockRules:
         return self.drafter if self.release.drafter == "lookahead" else 0
 
     def final(self, computed: int) -> int:
-        """Return how many of `computed` tokens have KV of attention that no later step computes again.
+        """Return how many of `computed` tokens have KV of attention that no later step computes
+        again.
 
-        Several modules write the keys of the last ones again. Keys with lookahead cover them beside other groups.
+        Several modules write the keys of the last ones again. Keys with lookahead cover them beside
+        other groups.
         """
-        return computed if self.lookahead and len(self.layout) > 1 else max(0, computed - max(0, self.drafter - 1))
+        return (
+            computed
+            if self.lookahead and len(self.layout) > 1
+            else max(0, computed - max(0, self.drafter - 1))
+        )
 
     def usable(self, matched: int) -> int:
         """Return how many of the matched blocks are reused."""
         return max(0, matched - self.drops_last)
 
     def reusable(self, matched: int, length: int) -> int:
-        """Return how many of the matched blocks `length` tokens may reuse; at least one token is computed."""
-        # Beside other groups, attention may match the block of the last token, too, if it is dropped.
+        """Return how many of the matched blocks `length` tokens may reuse; at least one token is
+        computed."""
+        # Beside other groups, attention may match the block of the last token, too, if it is
+        # dropped.
         if len(self.layout) == 1 or not self.drops_last:
             matched = min(matched, (length - 1) // self.size)
         return self.usable(matched)
 
     def last_state(self, length: int) -> int:
-        """Return the last boundary of the first `length` tokens at which another request may resume."""
-        return self.usable((length if self.drops_last else self._resumed(length)) // self.size) * self.size
+        """Return the last boundary of the first `length` tokens at which another request may
+        resume."""
+        return (
+            self.usable((length if self.drops_last else self._resumed(length)) // self.size)
+            * self.size
+        )
 
     def _resumed(self, length: int) -> int:
-        """Return the tokens of a prompt up to which an equal one may resume: it computes at least the last one."""
+        """Return the tokens of a prompt up to which an equal one may resume: it computes at least
+        the last one."""
         return max(0, length - max(1, self.lookahead))
 
     def resumed_at(self, length: int) -> tuple[int, ...]:
-        """Return positions in the blocks behind the states at which a prompt of `length` tokens may be resumed.
+        """Return positions in the blocks behind the states at which a prompt of `length` tokens may
+        be resumed.
 
-        A prompt that continues it resumes from its last whole block, and an equal one computes its last token again.
+        A prompt that continues it resumes from its last whole block, and an equal one computes its
+        last token again.
         """
         if not self.drops_last:
             of_states = self.lookahead > 1 and self.states != "none"
@@ -913,7 +1055,8 @@ class BlockRules:
         return tuple(max(0, end // unit - 1) * unit for end in (length - 1, length))
 
     def stores_inside(self, start: int, stop: int, length: int) -> bool:
-        """Whether chunk `[start, stop)` stores the state at the last block boundary before `length`, inside of it."""
+        """Whether chunk `[start, stop)` stores the state at the last block boundary before
+        `length`, inside of it."""
         boundary, size = self._resumed(length) // self.size * self.size, self.size
         if not self.inner_states or start % size or not start + size <= boundary < stop:
             return False
@@ -946,7 +1089,16 @@ class Chain:
     `digests`    digest of each block; there may be more than were requested
     """
 
-    __slots__ = ("_digest_of_blocks", "_reach", "_size", "_source", "digests", "lookahead", "prompt", "request")
+    __slots__ = (
+        "_digest_of_blocks",
+        "_reach",
+        "_size",
+        "_source",
+        "digests",
+        "lookahead",
+        "prompt",
+        "request",
+    )
 
     def __init__(self, request: Request, size: int, lookahead: int = 0) -> None:
         self.request, self._size, self.lookahead = request, size, lookahead
@@ -957,7 +1109,8 @@ class Chain:
         self._digest(self.prompt)
 
     def digests_to(self, length: int) -> Digests:
-        """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
+        """Return digests of at least the full blocks in the first `length` tokens of prompt and
+        output."""
         if length // self._size > len(self.digests):
             reach, output = length + self.lookahead, self.request.output
             if output is not None:
@@ -974,7 +1127,8 @@ class Chain:
         return self.prompt + self.request.output_string(generated) if generated > 0 else self.prompt
 
     def source(self, length: int) -> Source:
-        """Return the tokens from which blocks in the first `length` tokens are computed, or more of them."""
+        """Return the tokens from which blocks in the first `length` tokens are computed, or more of
+        them."""
         if length > self._reach:
             output = self.request.output
             self._reach = length + _AHEAD if output is None else len(self.prompt) + len(output)
@@ -982,7 +1136,8 @@ class Chain:
         return self._source
 
     def verified(self, prefix: Prefix, size: int, length: int) -> Prefix:
-        """Return the beginning of a prefix that was computed from these tokens, despite possible collisions.
+        """Return the beginning of a prefix that was computed from these tokens, despite possible
+        collisions.
 
         A block has `size` tokens. Null blocks, and blocks of a lower tier, are not compared.
         """
@@ -992,14 +1147,19 @@ class Chain:
             source = run.source
             if source is not None and source is not last:
                 last = source
-                common = expected.tokens.common(0, source.tokens) if source.cache_salt == expected.cache_salt else 0
+                common = (
+                    expected.tokens.common(0, source.tokens)
+                    if source.cache_salt == expected.cache_salt
+                    else 0
+                )
             if source is not None and stop * size + self.lookahead > common:
                 return prefix.first(max(start, (common - self.lookahead) // size))
             start = stop
         return prefix
 
     def _digest(self, tokens: TokenString) -> None:
-        """Append digests of the further full blocks of `tokens`, which begin with those that were digested."""
+        """Append digests of the further full blocks of `tokens`, which begin with those that were
+        digested."""
         size, first = self._size, len(self.digests)
         count = max(0, len(tokens) - self.lookahead) // size - first
         if count <= 0:
@@ -1009,9 +1169,13 @@ class Chain:
         digests += np.uint64(self._digest_of_blocks)
         self._digest_of_blocks = int(digests[-1])
         for ahead in range(self.lookahead):
-            behind = tokens.cut((first + 1) * size + ahead, (first + count) * size + ahead + 1).array()[::size]
+            behind = tokens.cut(
+                (first + 1) * size + ahead, (first + count) * size + ahead + 1
+            ).array()[::size]
             digests += _mixed(
-                (behind.astype(np.int64).view(np.uint64) + np.uint64(1)) * np.uint64(2 * ahead + 1) * np.uint64(_STRIDE)
+                (behind.astype(np.int64).view(np.uint64) + np.uint64(1))
+                * np.uint64(2 * ahead + 1)
+                * np.uint64(_STRIDE)
             )
         self.digests.frombytes(digests.tobytes())
 
@@ -1047,7 +1211,8 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @functools.cache
 def _seed(cache_salt: str) -> int:
-    """Return the digest before the first block, so that requests of different salts share no digest."""
+    """Return the digest before the first block, so that requests of different salts share no
+    digest."""
     return int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest())
 
 

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import DecodeBatch, Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
+from spanlab.core.plan import (
+    DecodeBatch,
+    Losses,
+    Match,
+    Need,
+    PrefillRange,
+    ReusePlan,
+    Work,
+    losses_of,
+)
 from spanlab.core.policies.block_groups import (
     AttentionBlocks,
     BlockGroup,
@@ -53,7 +62,8 @@ class BlockPlan(ReusePlan):
     """A reuse plan over hashed blocks.
 
     `reused_blocks`  blocks per group, from the first token to the resume position
-    `junction`       end of a shared prefix that full attention has, and another group has not; 0 without one
+    `junction`       end of a shared prefix that full attention has, and another group has not; 0
+                     without one
     `declined`       tokens in lower tiers that are computed nevertheless, because that is faster
     """
 
@@ -62,7 +72,8 @@ class BlockPlan(ReusePlan):
     declined: int = 0
 
     def without_reuse(self) -> BlockPlan:
-        """Return the plan itself: its reused blocks never reduce the memory that is available to it."""
+        """Return the plan itself: its reused blocks never reduce the memory that is available to
+        it."""
         return self
 
 
@@ -72,11 +83,13 @@ class BlockAllocation:
 
     `captures`  positions of the states that the last extension published
     `captured`  number of published states in total
-    `room`      tokens up to which `append` does nothing; 0 where it always does something, or steps are planned ahead
+    `room`      tokens up to which `append` does nothing; 0 where it always does something, or steps
+                are planned ahead
     `begun`     start position of the last step, where steps are planned ahead
     `step`      number of that step
     `loads_state`  whether the first step starts from a stored state
-    `alone_from`   position from which on no other request can contain the tokens; with known outputs, there is none
+    `alone_from`   position from which on no other request can contain the tokens; with known
+                   outputs, there is none
     """
 
     plan: BlockPlan
@@ -112,11 +125,15 @@ class BlockMatcher:
     `ever_stored`  digests at which a block of the first group behind full attention was ever stored
     """
 
-    def __init__(self, rules: BlockRules, pool: BlockPool, groups: Sequence[BlockGroup], ledger: Ledger) -> None:
+    def __init__(
+        self, rules: BlockRules, pool: BlockPool, groups: Sequence[BlockGroup], ledger: Ledger
+    ) -> None:
         self._rules, self._pool, self._groups, self._ledger = rules, pool, groups, ledger
         full = [group for group in groups if isinstance(group, AttentionBlocks)]
         self._full, self._equals = (full[0] if full else None), full[1:]
-        self._others = [group for group in groups if not isinstance(group, (AttentionBlocks, RingBlocks))]
+        self._others = [
+            group for group in groups if not isinstance(group, (AttentionBlocks, RingBlocks))
+        ]
         kinds: dict[Hashable, list[BlockGroup]] = {}
         for group in self._others:
             kinds.setdefault((type(group), group.size, getattr(group, "span", 0)), []).append(group)
@@ -133,7 +150,9 @@ class BlockMatcher:
     def chain(self, request: Request) -> Chain:
         """Return the digests of a request, which are cached until `forget`."""
         chain = self._chains.get(request.id)
-        if chain is None or chain.request is not request:  # the same id with its passages in another order
+        if (
+            chain is None or chain.request is not request
+        ):  # the same id with its passages in another order
             chain = self._chains[request.id] = Chain(request, self.unit, self._rules.lookahead)
         return chain
 
@@ -142,7 +161,8 @@ class BlockMatcher:
         self._chains.pop(request.id, None)
 
     def outputs(self) -> Iterator[Digests]:
-        """Return the digests of all matched requests whose outputs are known, from their first tokens on."""
+        """Return the digests of all matched requests whose outputs are known, from their first
+        tokens on."""
         for chain in self._chains.values():
             if (output := chain.request.output) is not None:
                 yield chain.digests_to(len(chain.prompt) + len(output))
@@ -153,7 +173,8 @@ class BlockMatcher:
         return chain.digests if each == 1 else chain.digests[each - 1 :: each]
 
     def keyed(self, known: int) -> int:
-        """Return how many of the first `known` tokens are in blocks with a key, if no further token is known."""
+        """Return how many of the first `known` tokens are in blocks with a key, if no further token
+        is known."""
         return max(0, known - self._rules.lookahead) // self.unit * self.unit
 
     def plan(self, request: Request, generated: int) -> BlockPlan:
@@ -166,7 +187,9 @@ class BlockMatcher:
         # block again (vLLM).
         if full is not None:
             matched = self._find_full(full, chain, digests, keyed, length)
-            equal = [self._find_full(group, chain, digests, keyed, length) for group in self._equals]
+            equal = [
+                self._find_full(group, chain, digests, keyed, length) for group in self._equals
+            ]
             if equal:
                 matched = matched.first(min([prefix.count for prefix in equal]))
             end = matched.count * full.size
@@ -192,20 +215,26 @@ class BlockMatcher:
                 reused.append(next(attention).first(resume // group.size))
             else:
                 reused.append(EMPTY_PREFIX if isinstance(group, RingBlocks) else next(behind))
-        return BlockPlan(request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction)
+        return BlockPlan(
+            request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction
+        )
 
-    def _find_full(self, group: AttentionBlocks, chain: Chain, digests: Digests, keyed: int, length: int) -> Prefix:
+    def _find_full(
+        self, group: AttentionBlocks, chain: Chain, digests: Digests, keyed: int, length: int
+    ) -> Prefix:
         return chain.verified(group.find(digests, keyed), group.size, length)
 
     def aligned(self, tokens: int) -> int:
-        """Return the tokens of the longest beginning that is reused in whole blocks of every group."""
+        """Return the tokens of the longest beginning that is reused in whole blocks of every
+        group."""
         return tokens // self.align * self.align
 
     def _find_others(self, chain: Chain, length: int, limit: int) -> tuple[list[Prefix], int]:
-        """Return what the groups behind full attention reuse of `limit` tokens, and the tokens that all can reuse."""
-        # A kind of groups may lack a block that the end that another one found needs, which shortens
-        # the prefix for all: repeat until they agree, as vLLM's coordinator of hybrid caches does.
-        # A single kind is looked up once.
+        """Return what the groups behind full attention reuse of `limit` tokens, and the tokens that
+        all can reuse."""
+        # A kind of groups may lack a block that the end that another one found needs, which
+        # shortens the prefix for all: repeat until they agree, as vLLM's coordinator of hybrid
+        # caches does. A single kind is looked up once.
         reused: dict[int, Prefix] = {}
         while True:
             end = limit
@@ -217,8 +246,11 @@ class BlockMatcher:
                 return [reused[group.index] for group in self._others], end
             limit = end
 
-    def _find_equal(self, groups: Sequence[BlockGroup], chain: Chain, length: int, limit: int) -> list[Prefix]:
-        """Return what groups of one kind reuse of `limit` tokens: equally many blocks, which all of them have."""
+    def _find_equal(
+        self, groups: Sequence[BlockGroup], chain: Chain, length: int, limit: int
+    ) -> list[Prefix]:
+        """Return what groups of one kind reuse of `limit` tokens: equally many blocks, which all of
+        them have."""
         while True:
             prefixes = [self._verified(group, chain, length, limit) for group in groups]
             fewest = min([prefix.count for prefix in prefixes])
@@ -242,7 +274,11 @@ class BlockMatcher:
         aligned = self.aligned(self._rules.reusable(seen // lead, length) * lead)
         present = min(self.aligned(self._rules.usable(matched // lead) * lead), aligned)
         each = self.unit
-        once = (end for end in range(present, resume, -unit) if chain.digests[end // each - 1] in self.ever_stored)
+        once = (
+            end
+            for end in range(present, resume, -unit)
+            if chain.digests[end // each - 1] in self.ever_stored
+        )
         tombstone = next(once, resume) if self._others else present
         # Blocks behind a missing one may still be stored, but a prefix cannot reach them.
         index, digests = self.leading.index, self.digests(chain)
@@ -264,7 +300,9 @@ class BlockMatcher:
         digests, size = Chain(request, self.unit, self._rules.lookahead).digests, self.align
         ends = range(size, len(digests) * self.unit + 1, size)
         return [
-            end for end in ends if all(group.find(digests, end).count * group.size == end for group in self._others)
+            end
+            for end in ends
+            if all(group.find(digests, end).count * group.size == end for group in self._others)
         ]
 
 
@@ -283,7 +321,8 @@ class Refusal:
 
     `needed`        blocks that had to be free
     `unreferenced`  of these, matched blocks that no request used
-    `digests`       of the matched blocks and the one behind them; empty where the prompt cannot reuse more
+    `digests`       of the matched blocks and the one behind them; empty where the prompt cannot
+                    reuse more
     `revived`, `evicted`  the pool's counts
     """
 
@@ -304,14 +343,18 @@ class Refusal:
         recomputed = min(self.unreferenced, pool.num_evicted[0] - self.evicted)
         if pool.num_revived != self.revived or self.needed - recomputed <= pool.num_free:
             return False
-        return pool.find_run(0, self.digests, 0, len(self.digests)).count < max(1, len(self.digests))
+        return pool.find_run(0, self.digests, 0, len(self.digests)).count < max(
+            1, len(self.digests)
+        )
 
     def outlasts_decoding(
         self, request: Request, pool: BlockPool, publishes_at_once: bool, outputs: Iterable[Digests]
     ) -> bool:
-        """Whether it holds for a request until another ends or computes its prompt; `outputs` as of `BlockMatcher`.
+        """Whether it holds for a request until another ends or computes its prompt; `outputs` as of
+        `BlockMatcher`.
 
-        A block that decoding takes is one free block less, and evicts one block of this prompt at most.
+        A block that decoding takes is one free block less, and evicts one block of this prompt at
+        most.
 
         `publishes_at_once`  whether a prompt's blocks are published in the step that computes them
         """
@@ -320,17 +363,22 @@ class Refusal:
         if not self.digests:
             return True
         last, following = len(self.digests) - 1, self.digests[-1]
-        return publishes_at_once and all(len(output) <= last or output[last] != following for output in outputs)
+        return publishes_at_once and all(
+            len(output) <= last or output[last] != following for output in outputs
+        )
 
 
 class Calendar:
-    """The steps in which a batch changes the pool: a step costs the sequences that change it, not all of them."""
+    """The steps in which a batch changes the pool: a step costs the sequences that change it, not
+    all of them."""
 
     __slots__ = ("_due", "_num_joined", "_steps", "batch")
 
     def __init__(self, batch: DecodeBatch) -> None:
         self.batch, self._num_joined = batch, 0
-        self._due: dict[int, list[int]] = {}  # numbers of the sequences that change the pool next, by step
+        self._due: dict[
+            int, list[int]
+        ] = {}  # numbers of the sequences that change the pool next, by step
         self._steps: list[int] = []  # a heap of these steps
 
     def first(self) -> int:
@@ -351,7 +399,8 @@ class Calendar:
             del self._due[heappop(self._steps)]
 
     def grow(self, step: int, policy: BlockPolicy) -> None:
-        """Append a token to each sequence that changes the pool in the first step, in order of service."""
+        """Append a token to each sequence that changes the pool in the first step, in order of
+        service."""
         for number in sorted(self._due.pop(heappop(self._steps))):
             if number not in self.batch.members:
                 continue
@@ -384,13 +433,16 @@ class BlockPolicy:
         groups: Sequence[BlockGroup] | None = None,
         bounded: tuple[BoundedReads, ...] = (),
     ) -> None:
-        """`grid`, the chunk of the recurrent scan, and `bounded`, the reads of windows, only determine costs."""
+        """`grid`, the chunk of the recurrent scan, and `bounded`, the reads of windows, only
+        determine costs."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
         self._pool, layout = store.pool, rules.layout
         self._groups = make_groups(self._pool, rules) if groups is None else groups
         self._states = [group for group in self._groups if isinstance(group, StateBlocks)]
-        store.kv_groups = frozenset(group.index for group in self._groups if not isinstance(group, StateBlocks))
+        store.kv_groups = frozenset(
+            group.index for group in self._groups if not isinstance(group, StateBlocks)
+        )
         self._full_only = len(self._groups) == 1 and layout[0].kind == "full"
         self._keys_tails = rules.keys_tails
         self._trims = any(rule.kind in ("window", "chunk") for rule in layout)
@@ -417,7 +469,8 @@ class BlockPolicy:
         self._fresh.clear()
         self._step += 1
 
-    # -- matching -----------------------------------------------------------------------------------------------------
+    # -- matching
+    # -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
         """Return the reuse of prompt and output; at least one token is computed.
@@ -425,7 +478,11 @@ class BlockPolicy:
         For a request that certainly still does not fit, this is its refused plan.
         """
         refusal = self._refusal
-        if refusal is not None and refusal.matches(request, generated) and refusal.still_applies(self._pool):
+        if (
+            refusal is not None
+            and refusal.matches(request, generated)
+            and refusal.still_applies(self._pool)
+        ):
             assert isinstance(refusal.plan, BlockPlan), "a policy refuses its own plans"
             return refusal.plan
         return self._matcher.plan(request, generated)
@@ -434,10 +491,14 @@ class BlockPolicy:
         """Return the positions of the stored states along a prompt, increasing."""
         return self._matcher.checkpoints(request)
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running
+    # ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
-        """Reuse the matched blocks; None, and no change, where the whole prompt and its drafts would not fit.
+    def allocate(
+        self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> BlockAllocation | None:
+        """Reuse the matched blocks; None, and no change, where the whole prompt and its drafts
+        would not fit.
 
         Memory for them is checked and not reserved. A state that this step writes cannot be read by
         this step.
@@ -456,24 +517,38 @@ class BlockPolicy:
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
         alone_from = work.stop if plan.request.output is None else UNLIMITED
         loads_state = bool(self._states) and plan.resume > 0
-        return BlockAllocation(plan, (work,), tables, loads_state=loads_state, alone_from=alone_from)
+        return BlockAllocation(
+            plan, (work,), tables, loads_state=loads_state, alone_from=alone_from
+        )
 
     def fits(self, plan: BlockPlan, generated: int = 0, drafts: int = 0) -> bool:
-        """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads.
+        """Whether the whole prompt and its drafts fit, and this step writes no state that the
+        request reads.
 
-        `drafts` tokens lie between the end of the prompt and that of the first step; below 0, the step ends before.
+        `drafts` tokens lie between the end of the prompt and that of the first step; below 0, the
+        step ends before.
         """
         length, free = plan.prompt + generated, self._pool.num_free
         inner = self.blocks.stores_inside(plan.resume, length, length)
         tables = [BlockTable(inner=inner) for _ in self._groups]
-        if self._trims:  # a prompt frees blocks on the way, so that its first step may need more than its whole
+        if (
+            self._trims
+        ):  # a prompt frees blocks on the way, so that its first step may need more than its whole
             whole = self._needed(tables, self._tokens(length, 0), plan.reused_blocks, whole=True)
-            fits = max(whole, self._needed(tables, self._tokens(length, drafts), plan.reused_blocks)) <= free
+            fits = (
+                max(whole, self._needed(tables, self._tokens(length, drafts), plan.reused_blocks))
+                <= free
+            )
         else:
-            fits = self._needed(tables, self._tokens(length, max(0, drafts)), plan.reused_blocks) <= free
+            fits = (
+                self._needed(tables, self._tokens(length, max(0, drafts)), plan.reused_blocks)
+                <= free
+            )
         if not (fits and self._states):
             return fits
-        return not any(reused.runs and reused.runs[-1].key in self._fresh for reused in plan.reused_blocks)
+        return not any(
+            reused.runs and reused.runs[-1].key in self._fresh for reused in plan.reused_blocks
+        )
 
     def _refuse(self, plan: BlockPlan, generated: int) -> None:
         """Record a refused plan, where the state of the pool determines when it may fit."""
@@ -484,8 +559,12 @@ class BlockPolicy:
         needed = blocks_of(length, size) - reused.count + (unreferenced := reused.unreferenced())
         matched = reused.count + self.blocks.drops_last
         reuses_more = matched < min((length - 1) // size, self._matcher.keyed(length) // size)
-        digests = self._matcher.chain(plan.request).digests_to(length)[: matched + 1 if reuses_more else 0]
-        self._refusal = Refusal(plan, generated, needed, unreferenced, digests, pool.num_revived, pool.num_evicted[0])
+        digests = self._matcher.chain(plan.request).digests_to(length)[
+            : matched + 1 if reuses_more else 0
+        ]
+        self._refusal = Refusal(
+            plan, generated, needed, unreferenced, digests, pool.num_revived, pool.num_evicted[0]
+        )
 
     def _needed(
         self,
@@ -497,20 +576,26 @@ class BlockPolicy:
         if self._full_only:
             return self._groups[0].needed(tables[0], tokens[0], reused[0])
         groups = zip(self._groups, tables, tokens, reused, strict=True)
-        return sum([group.needed(table, count, prefix, whole) for group, table, count, prefix in groups])
+        return sum(
+            [group.needed(table, count, prefix, whole) for group, table, count, prefix in groups]
+        )
 
     def _tokens(self, stop: int, drafts: int) -> Sequence[int]:
-        """Return the tokens that need blocks by group: a drafter that looks ahead of its drafts has no states."""
+        """Return the tokens that need blocks by group: a drafter that looks ahead of its drafts has
+        no states."""
         if not self._states:
             return [stop + drafts] * len(self._groups)
         lookahead = self.blocks.drafts if self.blocks.drafter else 0
         of_states = stop + max(0, drafts - lookahead)
-        return [of_states if isinstance(group, StateBlocks) else stop + drafts for group in self._groups]
+        return [
+            of_states if isinstance(group, StateBlocks) else stop + drafts for group in self._groups
+        ]
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Return the end of a chunk that may reach `stop`: a boundary whose state is stored.
 
-        `most` is the maximum number of tokens of a chunk. A block with more tokens is computed in several chunks.
+        `most` is the maximum number of tokens of a chunk. A block with more tokens is computed in
+        several chunks.
         """
         assert isinstance(plan, BlockPlan), "the plan was made by another policy"
         length, size = plan.prompt + generated, self.blocks.size
@@ -533,11 +618,13 @@ class BlockPolicy:
         return max(min(inside, default=stop), start)
 
     def append(self, allocation: BlockAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Allocate blocks for tokens `[start, stop)` of a request and publish those that become full.
+        """Allocate blocks for tokens `[start, stop)` of a request and publish those that become
+        full.
 
-        `drafts` tokens after them get blocks too, which are not published because drafts may be rejected. Return False
-        where there are not enough blocks; states that the request no longer reads are freed even then. Without tokens,
-        at the end of a step, those are published that it accepted.
+        `drafts` tokens after them get blocks too, which are not published because drafts may be
+        rejected. Return False where there are not enough blocks; states that the request no longer
+        reads are freed even then. Without tokens, at the end of a step, those are published that it
+        accepted.
         """
         if not drafts and stop <= allocation.room:
             return True
@@ -566,14 +653,19 @@ class BlockPolicy:
         decodes = start >= allocation.work[-1].stop
         self._publish(allocation, stop - (decodes and num_computed < start))
         if not (self.blocks.ahead or self._keys_tails):
-            rooms = [group.room(table) for group, table in zip(self._groups, allocation.tables, strict=True)]
+            rooms = [
+                group.room(table)
+                for group, table in zip(self._groups, allocation.tables, strict=True)
+            ]
             allocation.room = min(rooms)
         return True
 
     def _grow(self, allocation: BlockAllocation, start: int, stop: int) -> bool:
-        """Append as `append` does, in fewer operations: decoding does little else in a simulation of long outputs.
+        """Append as `append` does, in fewer operations: decoding does little else in a simulation
+        of long outputs.
 
-        A block with a token of an output without known ids is only counted: no other request can contain it.
+        A block with a token of an output without known ids is only counted: no other request can
+        contain it.
         """
         table, size, pool = allocation.tables[0], self.blocks.size, self._pool
         new = blocks_of(stop, size) - table.length
@@ -594,7 +686,8 @@ class BlockPolicy:
         return True
 
     def _num_computed(self, allocation: BlockAllocation, start: int) -> int:
-        """Return the tokens of a request that are certainly computed when its step from `start` is planned.
+        """Return the tokens of a request that are certainly computed when its step from `start` is
+        planned.
 
         The tokens of the previous step are not, while that step still runs.
         """
@@ -604,14 +697,17 @@ class BlockPolicy:
         return allocation.begun if is_running else start
 
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
-        """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and the prompt's."""
+        """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and
+        the prompt's."""
         plan, matcher = allocation.plan, self._matcher
         tokens, final = matcher.aligned(stop), self.blocks.final(stop)
         if self.blocks.lookahead:
             known = max(allocation.work[-1].stop, stop) if known is None else known
             tokens = min(tokens, matcher.keyed(known))
         of_attention = min(matcher.aligned(final), tokens)
-        if self.blocks.drops_last and tokens:  # a block behind the last end of a match, which is dropped with it
+        if (
+            self.blocks.drops_last and tokens
+        ):  # a block behind the last end of a match, which is dropped with it
             of_attention = min(final, of_attention + self.blocks.size)
         if self._full_only and of_attention <= allocation.tables[0].num_visited * self.blocks.size:
             return
@@ -619,7 +715,9 @@ class BlockPolicy:
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
         boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            rewritten = isinstance(group, AttentionBlocks) or len(self._groups) == 1  # by several modules
+            rewritten = (
+                isinstance(group, AttentionBlocks) or len(self._groups) == 1
+            )  # by several modules
             reach = of_attention if rewritten else tokens
             stored = group.publish(table, digests, reach, boundaries, source)
             if group is matcher.first_other and group is not matcher.leading:
@@ -639,7 +737,11 @@ class BlockPolicy:
     ) -> None:
         """Record the states that were stored: requests of the same step cannot read them."""
         is_last = count * group.size == self.blocks.last_state(allocation.plan.prompt) > 0
-        if self.blocks.release.renews_states and is_last and table.blocks[count - 1] is not NULL_BLOCK:
+        if (
+            self.blocks.release.renews_states
+            and is_last
+            and table.blocks[count - 1] is not NULL_BLOCK
+        ):
             self._fresh.add(BlockKey(group.index, digests[count - 1]))
         self._fresh.update([BlockKey(group.index, digests[index]) for index in stored])
         if group is self._states[0]:
@@ -649,10 +751,13 @@ class BlockPolicy:
     def _boundaries(self, plan: BlockPlan) -> Boundaries:
         positions, unit = self.blocks.resumed_at(plan.prompt), self._matcher.unit
         positions = (*positions, plan.junction) if plan.junction else positions
-        return Boundaries(positions, self.blocks.retention, plan.prompt // unit * unit if self._keys_tails else 0)
+        return Boundaries(
+            positions, self.blocks.retention, plan.prompt // unit * unit if self._keys_tails else 0
+        )
 
     def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
-        """Append step by step, so that blocks are published and states freed as if each step were scheduled."""
+        """Append step by step, so that blocks are published and states freed as if each step were
+        scheduled."""
         if not batch.sequences:
             return
         calendar, begin = self._calendar_of(batch), batch.steps
@@ -671,32 +776,44 @@ class BlockPolicy:
         free, count, unit = self._pool.num_free, len(batch.sequences), self._matcher.unit
         if free >= per_request * count or self.blocks.drafts or self.blocks.ahead:
             return free // (per_request * count) * unit
-        # Not enough for all: the requests take blocks in the order in which their last ones are full.
+        # Not enough for all: the requests take blocks in the order in which their last ones are
+        # full.
         pairs = zip(batch.allocations(), batch.starts(), strict=True)
-        rooms: list[int] = sorted([allocation.held(self._groups) - start for allocation, start in pairs])
+        rooms: list[int] = sorted(
+            [allocation.held(self._groups) - start for allocation, start in pairs]
+        )
         return max(0, min(unit, rooms[free // per_request]))
 
     def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
-        """Return the steps before decoding publishes a block or frees one, and `UNLIMITED` where that changes nothing.
+        """Return the steps before decoding publishes a block or frees one, and `UNLIMITED` where
+        that changes nothing.
 
-        A block of full attention that decoding fills holds a token of an output. It can be the next one that a
-        refused prompt reuses only where outputs are known and this prompt contains one of them.
+        A block of full attention that decoding fills holds a token of an output. It can be the next
+        one that a refused prompt reuses only where outputs are known and this prompt contains one
+        of them.
         """
         refusal, pool = self._refusal, self._pool
         outputs = self._matcher.outputs()
-        if refusal is not None and refusal.outlasts_decoding(request, pool, self._grows_only, outputs):
+        if refusal is not None and refusal.outlasts_decoding(
+            request, pool, self._grows_only, outputs
+        ):
             return UNLIMITED
         if self._fresh or pool.lower is not None or not batch.sequences:
             return 0
         return max(0, self._calendar_of(batch).first() - batch.steps)
 
-    def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
+    def insert(
+        self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0
+    ) -> None:
         """Record the computed tokens; their blocks are published already."""
         request = allocation.plan.request
-        self.ledger.computed(request.cache_salt, self._matcher.chain(request).string(computed), computed)
+        self.ledger.computed(
+            request.cache_salt, self._matcher.chain(request).string(computed), computed
+        )
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
-        """Publish the blocks of the last step, and record the output where another request may contain it."""
+        """Publish the blocks of the last step, and record the output where another request may
+        contain it."""
         if self.blocks.ahead:
             self._publish(allocation, allocation.plan.prompt + generated)
         if allocation.plan.request.output is not None:
@@ -706,20 +823,29 @@ class BlockPolicy:
         """Free all blocks, last tokens first, of a finished or preempted request."""
         for group, table in zip(self._groups, allocation.tables, strict=True):
             if table.unkeyed:
-                chain, length = self._matcher.chain(allocation.plan.request), table.num_visited * group.size
-                self._pool.publish_counted(group.index, table, chain.digests_to(length), chain.source(length))
+                chain, length = (
+                    self._matcher.chain(allocation.plan.request),
+                    table.num_visited * group.size,
+                )
+                self._pool.publish_counted(
+                    group.index, table, chain.digests_to(length), chain.source(length)
+                )
             # The end of a prompt is evicted before its beginning, which more requests share.
             group.release(table)
         self._matcher.forget(allocation.plan.request)
         allocation.tables = []
 
     def need(self, request: Request) -> Need:
-        """Return the largest memory of one request: per group, the blocks or states that it holds at once."""
+        """Return the largest memory of one request: per group, the blocks or states that it holds
+        at once."""
         tokens, block_bytes = request.num_tokens + request.output_len - 1, self.store.block_bytes
         null_block, kv, of_states = 1, 0, 0
         for group in self._groups:
             if isinstance(group, StateBlocks):
-                of_states += min(blocks_of(tokens, group.size), 2 + self.blocks.inner_states) + self.blocks.drafts
+                of_states += (
+                    min(blocks_of(tokens, group.size), 2 + self.blocks.inner_states)
+                    + self.blocks.drafts
+                )
             else:
                 kv += group.needed(BlockTable(), tokens, EMPTY_PREFIX, whole=True)
         return Need(tokens, 0, 1, (kv + null_block) * block_bytes, of_states * block_bytes)

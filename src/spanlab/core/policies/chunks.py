@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from spanlab.core.ledger import Ledger
 from spanlab.core.plan import DecodeBatch, Losses, Need, PrefillRange, ReusePlan, Work
 from spanlab.core.policies.block_groups import AttentionBlocks, Boundaries
-from spanlab.core.policies.block_pool import BlockRules, BlockStore, BlockTable, Digests, Source, blocks_of
+from spanlab.core.policies.block_pool import (
+    BlockRules,
+    BlockStore,
+    BlockTable,
+    Digests,
+    Source,
+    blocks_of,
+)
 from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
@@ -35,7 +42,11 @@ class Chunks(AttentionBlocks):
         self, table: BlockTable, chain: Digests, tokens: int, boundaries: Boundaries, source: Source
     ) -> Sequence[int]:
         start, stop = table.num_visited, max(table.num_visited, tokens // self.size)
-        new = [index for index in range(start, stop) if self.pool.find(self.index, chain[index]) is None]
+        new = [
+            index
+            for index in range(start, stop)
+            if self.pool.find(self.index, chain[index]) is None
+        ]
         for index in new:
             self.pool.publish_single(self.index, table.blocks[index], chain[index], source)
         table.num_visited = stop
@@ -66,9 +77,13 @@ class ChunkPolicy(BlockPolicy):
         """Do nothing: output is not stored."""
 
     def free(self, allocation: BlockAllocation, now: int) -> None:
-        """Free all chunks: reused ones, the last one first, then computed ones, the first one first."""
+        """Free all chunks: reused ones, the last one first, then computed ones, the first one
+        first."""
         blocks, reused = allocation.tables[0].blocks, allocation.plan.resume // self.blocks.size
-        allocation.tables[0].blocks = [*reversed(blocks[reused:]), *blocks[:reused]]  # freed from its end
+        allocation.tables[0].blocks = [
+            *reversed(blocks[reused:]),
+            *blocks[:reused],
+        ]  # freed from its end
         super().free(allocation, now)
 
 
@@ -84,7 +99,8 @@ class ChunkPolicy(BlockPolicy):
 
 
 class CountedBlocks:
-    """Counts of blocks: in use, blank, and cached full blocks of freed requests, which are evicted first in, first out.
+    """Counts of blocks: in use, blank, and cached full blocks of freed requests, which are evicted
+    first in, first out.
 
     The last block of a request is evicted first, so its cached blocks are always a prefix.
     """
@@ -94,7 +110,9 @@ class CountedBlocks:
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self.num_blocks, self.block_bytes = num_blocks, block_bytes
         self._blank = num_blocks
-        self._cached: OrderedDict[int, int] = OrderedDict()  # full blocks by freed request, in order of release
+        self._cached: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # full blocks by freed request, in order of release
         self.num_cached = self.num_used_full = 0
         self._published = self._evicted = 0
 
@@ -128,7 +146,8 @@ class CountedBlocks:
         return self._cached.get(request, 0)
 
     def use(self, request: int, blocks: int) -> None:
-        """Reuse the first `blocks` cached blocks of a request; its other cached blocks become blank."""
+        """Reuse the first `blocks` cached blocks of a request; its other cached blocks become
+        blank."""
         cached = self._cached.pop(request, 0)
         self.num_cached -= cached
         self._blank += cached - blocks
@@ -167,7 +186,8 @@ class CountedBlocks:
 
 @dataclass(slots=True, eq=False)
 class CountedAllocation:
-    """Blocks of a running request: `num_blocks` for tokens `[0, stop)`, `full` of them full, `states` for its state."""
+    """Blocks of a running request: `num_blocks` for tokens `[0, stop)`, `full` of them full,
+    `states` for its state."""
 
     plan: ReusePlan
     work: tuple[Work, ...]
@@ -187,12 +207,16 @@ class CountedAllocation:
 
 
 class UnsharedPolicy:
-    """Allocates the blocks that each step writes; only a preempted request reuses blocks, those of its prefix."""
+    """Allocates the blocks that each step writes; only a preempted request reuses blocks, those of
+    its prefix."""
 
     stores_when_scheduled = True
 
-    def __init__(self, size: int, store: CountedBlocks, *, states: int = 0, caches: bool = True) -> None:
-        """`states`: blocks of one request's state; `caches`: whether full blocks stay cached after their request."""
+    def __init__(
+        self, size: int, store: CountedBlocks, *, states: int = 0, caches: bool = True
+    ) -> None:
+        """`states`: blocks of one request's state; `caches`: whether full blocks stay cached after
+        their request."""
         assert not (states and caches), "prefix caching of states needs BlockPolicy"
         self.size, self.store = size, store
         self._states, self._caches = states, caches
@@ -210,22 +234,31 @@ class UnsharedPolicy:
         sizes = cached * self.size, cached * self.size, resume, resume
         return ReusePlan(request, prompt, (), Repair(), *sizes, losses)
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> CountedAllocation | None:
-        """Reuse cached blocks; None, and no change, where the whole prompt and its drafts would not fit."""
+    def allocate(
+        self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> CountedAllocation | None:
+        """Reuse cached blocks; None, and no change, where the whole prompt and its drafts would not
+        fit."""
         length = plan.prompt + generated
         if blocks_of(length + drafts, self.size) + self._states > self.store.num_free:
             return None
         reused = plan.resume // self.size
         self.store.use(plan.request.id, reused)
-        return CountedAllocation(plan, (PrefillRange(0, plan.resume, length),), [], reused, reused, plan.resume)
+        return CountedAllocation(
+            plan, (PrefillRange(0, plan.resume, length),), [], reused, reused, plan.resume
+        )
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Return `stop`: a chunk may end anywhere."""
         return stop
 
     def append(self, allocation: CountedAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Allocate the blocks of tokens `[start, stop)` and of drafts; False where there are not enough."""
-        new, states = blocks_of(stop + drafts, self.size) - allocation.num_blocks, self._states - allocation.states
+        """Allocate the blocks of tokens `[start, stop)` and of drafts; False where there are not
+        enough."""
+        new, states = (
+            blocks_of(stop + drafts, self.size) - allocation.num_blocks,
+            self._states - allocation.states,
+        )
         if new + states > self.store.num_free:
             return False
         if states:
@@ -256,7 +289,9 @@ class UnsharedPolicy:
                 before(step)
                 for allocation, start in full:
                     stop = start + step + 1
-                    self._extend(allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop)
+                    self._extend(
+                        allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop
+                    )
         for allocation, start in zip(allocations, starts, strict=True):
             stop = start + times
             self._extend(allocation, blocks_of(stop, self.size) - allocation.num_blocks, stop)
@@ -269,14 +304,18 @@ class UnsharedPolicy:
         """
         rounds, remaining = divmod(self.store.num_free, len(batch.sequences))
         allocations: list[CountedAllocation] = batch.allocations()
-        room = sorted([allocation.num_blocks * self.size - allocation.stop for allocation in allocations])
+        room = sorted(
+            [allocation.num_blocks * self.size - allocation.stop for allocation in allocations]
+        )
         return rounds * self.size + room[remaining]
 
     def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return `UNLIMITED`: decoding only allocates blocks."""
         return UNLIMITED
 
-    def insert(self, allocation: CountedAllocation, computed: int, now: int, cache_span: int = 0) -> None:
+    def insert(
+        self, allocation: CountedAllocation, computed: int, now: int, cache_span: int = 0
+    ) -> None:
         """Do nothing: blocks count as full when they are scheduled."""
 
     def finish(self, allocation: CountedAllocation, generated: int, now: int) -> None:
@@ -284,12 +323,19 @@ class UnsharedPolicy:
 
     def free(self, allocation: CountedAllocation, now: int) -> None:
         """Free all blocks of a finished or preempted request."""
-        self.store.free(allocation.plan.request.id, allocation.num_blocks + allocation.states, allocation.full)
+        self.store.free(
+            allocation.plan.request.id, allocation.num_blocks + allocation.states, allocation.full
+        )
         allocation.num_blocks = allocation.full = allocation.states = 0
 
     def need(self, request: Request) -> Need:
-        """Return the largest memory of one request: whole blocks, and the null block of the engine's pool."""
-        tokens, block_bytes, null_block = request.num_tokens + request.output_len - 1, self.store.block_bytes, 1
+        """Return the largest memory of one request: whole blocks, and the null block of the
+        engine's pool."""
+        tokens, block_bytes, null_block = (
+            request.num_tokens + request.output_len - 1,
+            self.store.block_bytes,
+            1,
+        )
         kv = (blocks_of(tokens, self.size) + null_block) * block_bytes
         return Need(tokens, 0, 1, kv, self._states * block_bytes)
 

@@ -1,9 +1,10 @@
-"""Caches of whole sequences: a request copies the longest beginning of a stored one; semantics: mistral.rs 0.9.
+"""Caches of whole sequences: a request copies the longest beginning of a stored one; semantics:
+mistral.rs 0.9.
 
-mistral.rs without paged attention stores each finished request as one sequence, prompt and output. A
-later prompt takes the stored sequence with the longest common prefix, which need not be a prefix of
-the prompt. Two rules are unusual. A prompt that a stored sequence contains whole reuses nothing, as
-no token would be left to compute. A sequence that was computed twice keeps its age.
+mistral.rs without paged attention stores each finished request as one sequence, prompt and output.
+A later prompt takes the stored sequence with the longest common prefix, which need not be a prefix
+of the prompt. Two rules are unusual. A prompt that a stored sequence contains whole reuses nothing,
+as no token would be left to compute. A sequence that was computed twice keeps its age.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.core.ledger import Ledger
-from spanlab.core.plan import DecodeBatch, Losses, Match, Need, PrefillRange, ReusePlan, Work, losses_of
+from spanlab.core.plan import (
+    DecodeBatch,
+    Losses,
+    Match,
+    Need,
+    PrefillRange,
+    ReusePlan,
+    Work,
+    losses_of,
+)
 from spanlab.core.protocol import BeforeChange, unnoticed
 from spanlab.core.repair import Repair
 from spanlab.core.request import UNLIMITED, Request
@@ -23,7 +33,8 @@ NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class SequenceMemory:
-    """Tokens of KV under one limit: `cached` ones of stored sequences, and others that `running` requests occupy."""
+    """Tokens of KV under one limit: `cached` ones of stored sequences, and others that `running`
+    requests occupy."""
 
     state_bytes = 0
 
@@ -73,7 +84,8 @@ class SequencePlan(ReusePlan):
     """A reuse plan over whole sequences."""
 
     def without_reuse(self) -> SequencePlan:
-        """Return the plan itself: what it reuses never reduces the memory that is available to it."""
+        """Return the plan itself: what it reuses never reduces the memory that is available to
+        it."""
         return self
 
 
@@ -102,7 +114,9 @@ def sequence_of(request: Request, length: int) -> TokenString:
     return prompt + request.output_string(generated) if generated > 0 else prompt.cut(0, length)
 
 
-def make_plan(request: Request, generated: int, match: Match, present: int, ledger: Ledger) -> SequencePlan:
+def make_plan(
+    request: Request, generated: int, match: Match, present: int, ledger: Ledger
+) -> SequencePlan:
     """Return the plan of a request with one cache span.
 
     `match`    its `matched` is the end of what this request could read
@@ -113,13 +127,16 @@ def make_plan(request: Request, generated: int, match: Match, present: int, ledg
     if not generated:
         evicted = ledger.evicted(request.cache_salt, tokens, stored, match.usable)
         readable = match._replace(matched=min(match.matched, match.aligned))
-        lost = losses_of(readable, evicted, stranded=max(0, min(stored, match.aligned) - match.present))
+        lost = losses_of(
+            readable, evicted, stranded=max(0, min(stored, match.aligned) - match.present)
+        )
     sizes = match.seen, stored, match.matched, match.resume
     return SequencePlan(request, prompt, (), Repair(), *sizes, lost)
 
 
 class WholeSequences:
-    """What caches of whole sequences have in common: memory is token by token, and chunks end anywhere."""
+    """What caches of whole sequences have in common: memory is token by token, and chunks end
+    anywhere."""
 
     stores_when_scheduled = False
 
@@ -131,14 +148,17 @@ class WholeSequences:
         """Do nothing: nothing changes between steps."""
 
     def make_room(self, allocation: SequenceAllocation, tokens: int) -> bool:
-        """Evict for `tokens` more tokens of a request; False, without a change, where they cannot fit."""
+        """Evict for `tokens` more tokens of a request; False, without a change, where they cannot
+        fit."""
         raise NotImplementedError  # every cache has its own
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Return `stop`: a chunk may end anywhere."""
         return stop
 
-    def append(self, allocation: SequenceAllocation, start: int, stop: int, drafts: int = 0) -> bool:
+    def append(
+        self, allocation: SequenceAllocation, start: int, stop: int, drafts: int = 0
+    ) -> bool:
         """Take memory for tokens `[start, stop)` and for drafts; False where memory is short."""
         more = stop + drafts - allocation.tokens
         if more > 0:
@@ -149,7 +169,8 @@ class WholeSequences:
         return True
 
     def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
-        """Extend each allocation by `times` tokens, for which there is free memory: nothing leaves."""
+        """Extend each allocation by `times` tokens, for which there is free memory: nothing
+        leaves."""
         for allocation, start in zip(batch.allocations(), batch.starts(), strict=True):
             granted = self.append(allocation, start, start + times)
             assert granted, "more steps were scheduled than memory allows"
@@ -173,16 +194,18 @@ class WholeSequences:
 
 
 class SequencePolicy(WholeSequences):
-    """Stores each finished request as one sequence, at most `entries` of them, and evicts the one stored first.
+    """Stores each finished request as one sequence, at most `entries` of them, and evicts the one
+    stored first.
 
-    A running request has its own copy of all that it reuses. Where the budget is short, stored sequences leave in the
-    same order.
+    A running request has its own copy of all that it reuses. Where the budget is short, stored
+    sequences leave in the same order.
     """
 
     def __init__(self, store: SequenceMemory, entries: int, ledger: Ledger | None = None) -> None:
         super().__init__(store, ledger)
         self.entries = entries
-        #: By salt and all tokens, the number of tokens with KV: the last output token has none. In order of eviction.
+        #: By salt and all tokens, the number of tokens with KV: the last output token has none. In
+        #: order of eviction.
         self.stored: dict[tuple[str, TokenString], int] = {}
         self._allocations: set[SequenceAllocation] = set()
 
@@ -191,7 +214,9 @@ class SequencePolicy(WholeSequences):
         prompt = request.num_tokens
         length = prompt + generated
         tokens, salt = sequence_of(request, length), request.cache_salt
-        candidates = [(of, covered) for (of_salt, of), covered in self.stored.items() if of_salt == salt]
+        candidates = [
+            (of, covered) for (of_salt, of), covered in self.stored.items() if of_salt == salt
+        ]
         matched = max([min(covered, tokens.common(0, of)) for of, covered in candidates], default=0)
         whole = matched == length
         seen = max(self.ledger.lookup(salt, request.string)[0], matched)
@@ -201,8 +226,11 @@ class SequencePolicy(WholeSequences):
         reusable = Match(length, seen, usable, 0 if whole else usable, *ends, 1)
         return make_plan(request, generated, reusable, matched, self.ledger)
 
-    def allocate(self, plan: SequencePlan, now: int, generated: int = 0, drafts: int = 0) -> SequenceAllocation | None:
-        """Copy the reused tokens and take memory for the whole prompt; None, and no change, where it does not fit."""
+    def allocate(
+        self, plan: SequencePlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> SequenceAllocation | None:
+        """Copy the reused tokens and take memory for the whole prompt; None, and no change, where
+        it does not fit."""
         request, length = plan.request, plan.prompt + generated
         allocation = SequenceAllocation(plan, (PrefillRange(0, plan.resume, length),), 0)
         if not self.append(allocation, plan.resume, length, drafts):
@@ -213,7 +241,8 @@ class SequencePolicy(WholeSequences):
         return allocation
 
     def make_room(self, allocation: SequenceAllocation, tokens: int) -> bool:
-        """Evict the sequences stored first; False, without a change, where running requests take the memory."""
+        """Evict the sequences stored first; False, without a change, where running requests take
+        the memory."""
         if self.store.running + tokens > self.store.tokens:
             return False
         while self.store.free < tokens:
@@ -224,13 +253,16 @@ class SequencePolicy(WholeSequences):
         first = next(iter(self.stored))
         self.store.evict(self.stored.pop(first))
 
-    def insert(self, allocation: SequenceAllocation, computed: int, now: int, cache_span: int = 0) -> None:
+    def insert(
+        self, allocation: SequenceAllocation, computed: int, now: int, cache_span: int = 0
+    ) -> None:
         """Record the computed tokens, which others find when the request has finished."""
         request = allocation.plan.request
         self.ledger.computed(request.cache_salt, sequence_of(request, computed), computed)
 
     def finish(self, allocation: SequenceAllocation, generated: int, now: int) -> None:
-        """Store the request, unless the same tokens are stored, and evict the first ones beyond the limit."""
+        """Store the request, unless the same tokens are stored, and evict the first ones beyond the
+        limit."""
         request, prompt = allocation.plan.request, allocation.plan.prompt
         length = prompt + generated
         recorded = prompt if request.output is None else length
@@ -255,7 +287,11 @@ class SequencePolicy(WholeSequences):
         """Verify all counts by recounting."""
         store = self.store
         assert store.cached == sum(self.stored.values()), "stored tokens are miscounted"
-        assert store.running == sum([allocation.tokens for allocation in self._allocations]), "as are running ones"
-        assert store.kv_cached == store.inserted_bytes - store.evicted_bytes, "bytes came or left uncounted"
+        assert store.running == sum([allocation.tokens for allocation in self._allocations]), (
+            "as are running ones"
+        )
+        assert store.kv_cached == store.inserted_bytes - store.evicted_bytes, (
+            "bytes came or left uncounted"
+        )
         assert store.free >= 0 and len(self.stored) <= self.entries, "a limit is exceeded"
         assert all(covered == len(tokens) - 1 for (_, tokens), covered in self.stored.items())

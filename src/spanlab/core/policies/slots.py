@@ -1,4 +1,5 @@
-"""Slots with one sequence each, as in llama.cpp's server; semantics: commit 0c1e57098 of October 2026.
+"""Slots with one sequence each, as in llama.cpp's server; semantics: commit 0c1e57098 of October
+2026.
 
 A slot serves one request at a time and keeps its tokens. A request takes the idle slot whose tokens
 begin most like its prompt, else the one that was used least recently. It reuses the common prefix,
@@ -40,11 +41,13 @@ class SlotRules:
 
     `slots`       sequences in device memory, each of one request at a time (parallel)
     `unified`     slots share all device memory; else each has an equal part of it (kv-unified)
-    `similarity`  a slot is chosen by its tokens if they begin with more than this share of the prompt
-                  (slot-prompt-similarity); 0: by age alone
-    `chunk`       tokens of the smallest chunk that is reused at another position; 0: only prefixes are (cache-reuse)
+    `similarity`  a slot is chosen by its tokens if they begin with more than this share of the
+                  prompt (slot-prompt-similarity); 0: by age alone
+    `chunk`       tokens of the smallest chunk that is reused at another position; 0: only prefixes
+                  are (cache-reuse)
     `host`        tokens in host memory; 0: none (cache-ram)
-    `idle_to_host`  idle slots are copied to host memory when a request starts; unified ones are then cleared
+    `idle_to_host`  idle slots are copied to host memory when a request starts; unified ones are
+                    then cleared
                   (cache-idle-slots)
     """
 
@@ -114,7 +117,8 @@ class HostMemory:
         return sum([len(sequence) for sequence in self.sequences])
 
     def with_copy(self, new: Sequence) -> list[Sequence]:
-        """Return the sequences after `new` is copied: it replaces its own prefixes, and is not stored twice."""
+        """Return the sequences after `new` is copied: it replaces its own prefixes, and is not
+        stored twice."""
         if not len(new) or len(new) > self.tokens:
             return self.sequences
         if any(sequence.common(new) == len(new) for sequence in self.sequences):
@@ -127,9 +131,13 @@ class HostMemory:
 
 
 def best_of(sequences: list[Sequence], current: Sequence, wanted: Sequence) -> Sequence | None:
-    """Return the sequence that a prompt uses most of, and that has more of the prompt than `current`; None: no such."""
+    """Return the sequence that a prompt uses most of, and that has more of the prompt than
+    `current`; None: no such."""
     common = current.common(wanted)
-    used, share = _share(common, len(current)) if len(current) else -1.0, _share(common, len(wanted))
+    used, share = (
+        _share(common, len(current)) if len(current) else -1.0,
+        _share(common, len(wanted)),
+    )
     best = None
     for sequence in sequences:
         common = sequence.common(wanted)
@@ -140,12 +148,14 @@ def best_of(sequences: list[Sequence], current: Sequence, wanted: Sequence) -> S
 
 
 def _share(tokens: float, of: int) -> float:
-    """Return a quotient with the precision of the server's, so that equal ones are equal here too."""
+    """Return a quotient with the precision of the server's, so that equal ones are equal here
+    too."""
     return float(np.float32(tokens / of))
 
 
 def shifted(cached: Tokens, wanted: Tokens, start: int, chunk: int) -> int:
-    """Return the end of what is reused when chunks of `cached` behind `start` move to where `wanted` needs them.
+    """Return the end of what is reused when chunks of `cached` behind `start` move to where
+    `wanted` needs them.
 
     Chunks have at least `chunk` tokens, keep their order, and follow each other without a gap.
     """
@@ -167,7 +177,9 @@ def shifted(cached: Tokens, wanted: Tokens, start: int, chunk: int) -> int:
 class SlotPolicy(WholeSequences):
     """Serves each request in one slot of `SlotRules.slots`, whose tokens it reuses."""
 
-    def __init__(self, rules: SlotRules, store: SequenceMemory, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, rules: SlotRules, store: SequenceMemory, ledger: Ledger | None = None
+    ) -> None:
         super().__init__(store, ledger)
         self.slot_rules = rules
         self.slots = [Slot(number) for number in range(rules.slots)]
@@ -175,7 +187,8 @@ class SlotPolicy(WholeSequences):
         self._slot_of: dict[SequenceAllocation, Slot] = {}
         self._releases = 0
 
-    # -- matching -----------------------------------------------------------------------------------------------------
+    # -- matching
+    # -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> SlotPlan:
         """Return the reuse in the slot that the request gets; at least one token is computed."""
@@ -206,11 +219,15 @@ class SlotPolicy(WholeSequences):
         chosen, share = None, 0.0
         for slot in idle:
             common = _share(slot.sequence.common(wanted), len(wanted))
-            if self.slot_rules.similarity and common > max(share, float(np.float32(self.slot_rules.similarity))):
+            if self.slot_rules.similarity and common > max(
+                share, float(np.float32(self.slot_rules.similarity))
+            ):
                 chosen, share = slot, common
         if chosen is not None:
             common = _share(share * len(wanted), 1)
-            return chosen, _share(common, len(chosen.sequence)) < LOSES_MUCH and self.host.tokens > 0
+            return chosen, _share(
+                common, len(chosen.sequence)
+            ) < LOSES_MUCH and self.host.tokens > 0
         if not idle:
             return None, False
         # among slots that were never used, llama.cpp takes the last one
@@ -226,18 +243,26 @@ class SlotPolicy(WholeSequences):
     @property
     def _share_of_slot(self) -> int:
         """The most tokens of one slot."""
-        return self.store.tokens if self.slot_rules.unified else self.store.tokens // len(self.slots)
+        return (
+            self.store.tokens if self.slot_rules.unified else self.store.tokens // len(self.slots)
+        )
 
     def _sequences(self) -> Iterator[Sequence]:
         yield from (slot.sequence for slot in self.slots)
         yield from self.host.sequences
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running
+    # ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, plan: SlotPlan, now: int, generated: int = 0, drafts: int = 0) -> SequenceAllocation | None:
-        """Take the slot and memory for the whole prompt; None, and no change, where all slots or tokens are in use."""
+    def allocate(
+        self, plan: SlotPlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> SequenceAllocation | None:
+        """Take the slot and memory for the whole prompt; None, and no change, where all slots or
+        tokens are in use."""
         request, length, slot = plan.request, plan.prompt + generated, plan.slot
-        busy = sum([other.allocation.tokens for other in self.slots if other.allocation is not None])
+        busy = sum(
+            [other.allocation.tokens for other in self.slots if other.allocation is not None]
+        )
         most = self.store.tokens - busy if self.slot_rules.unified else self._share_of_slot
         if slot is None or length + drafts > most:
             return None
@@ -246,7 +271,9 @@ class SlotPolicy(WholeSequences):
             self.ledger.missed(request.cache_salt, request.string, plan.matched, plan.prompt)
         if plan.to_host:
             self._exchange(slot, Sequence(request.cache_salt, sequence_of(request, length)))
-        self._set(slot, Sequence(request.cache_salt, sequence_of(request, plan.resume)), plan.resume)
+        self._set(
+            slot, Sequence(request.cache_salt, sequence_of(request, plan.resume)), plan.resume
+        )
         allocation = SequenceAllocation(plan, (PrefillRange(0, plan.resume, length),), plan.resume)
         slot.allocation, self._slot_of[allocation] = allocation, slot
         if self.host.tokens and self.slot_rules.idle_to_host:
@@ -256,7 +283,8 @@ class SlotPolicy(WholeSequences):
         return allocation
 
     def _exchange(self, slot: Slot, wanted: Sequence) -> None:
-        """Copy a slot's sequence to host memory, and load the one there that suits a prompt better, if any."""
+        """Copy a slot's sequence to host memory, and load the one there that suits a prompt better,
+        if any."""
         self.host.sequences = self.host.with_copy(slot.sequence)
         loaded = best_of(self.host.sequences, slot.sequence, wanted)
         if loaded is None:
@@ -264,7 +292,9 @@ class SlotPolicy(WholeSequences):
         if not self._loads(slot, loaded):
             self._set(slot, NOTHING, 0)
             return
-        self.host.sequences = [sequence for sequence in self.host.sequences if sequence is not loaded]
+        self.host.sequences = [
+            sequence for sequence in self.host.sequences if sequence is not loaded
+        ]
         self._set(slot, loaded, 0)
 
     def _copy_idle(self) -> None:
@@ -281,7 +311,8 @@ class SlotPolicy(WholeSequences):
         slot.sequence = sequence
 
     def make_room(self, allocation: SequenceAllocation, tokens: int) -> bool:
-        """Clear idle slots, the first one first; False, without a change, where that is not enough."""
+        """Clear idle slots, the first one first; False, without a change, where that is not
+        enough."""
         if not self.slot_rules.unified:
             return allocation.tokens + tokens <= self._share_of_slot
         idle = [slot for slot in self.slots if slot.allocation is None and slot.tokens]
@@ -299,8 +330,11 @@ class SlotPolicy(WholeSequences):
         most: int = max([allocation.tokens for allocation in batch.allocations()])
         return self._share_of_slot - most
 
-    def insert(self, allocation: SequenceAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Add the computed tokens to the slot's sequence, which others find when the request has ended."""
+    def insert(
+        self, allocation: SequenceAllocation, computed: int, now: int, cache_span: int = 0
+    ) -> None:
+        """Add the computed tokens to the slot's sequence, which others find when the request has
+        ended."""
         request, slot = allocation.plan.request, self._slot_of[allocation]
         added = computed - len(slot.sequence)
         self.store.running -= added
@@ -323,18 +357,34 @@ class SlotPolicy(WholeSequences):
     def need(self, request: Request) -> Need:
         """Return the memory of a store in which one request fits into a slot."""
         need = super().need(request)
-        return need if self.slot_rules.unified else need._replace(kv_bytes=need.kv_bytes * len(self.slots))
+        return (
+            need
+            if self.slot_rules.unified
+            else need._replace(kv_bytes=need.kv_bytes * len(self.slots))
+        )
 
     def check(self) -> None:
         """Verify all counts by recounting."""
         store = self.store
-        assert store.cached == sum([len(slot.sequence) for slot in self.slots]), "stored tokens are miscounted"
-        assert store.cached + store.running == sum([slot.tokens for slot in self.slots]), "as are running ones"
-        assert store.kv_cached == store.inserted_bytes - store.evicted_bytes, "bytes came or left uncounted"
+        assert store.cached == sum([len(slot.sequence) for slot in self.slots]), (
+            "stored tokens are miscounted"
+        )
+        assert store.cached + store.running == sum([slot.tokens for slot in self.slots]), (
+            "as are running ones"
+        )
+        assert store.kv_cached == store.inserted_bytes - store.evicted_bytes, (
+            "bytes came or left uncounted"
+        )
         assert store.free >= 0 and self.host.num_tokens <= self.host.tokens, "a limit is exceeded"
-        assert all(slot.tokens <= self._share_of_slot for slot in self.slots), "a slot exceeds its memory"
-        assert {slot.allocation for slot in self.slots} - {None} == set(self._slot_of), "a request has no slot"
-        assert all(len(sequence) for sequence in self.host.sequences), "an empty sequence takes a place"
+        assert all(slot.tokens <= self._share_of_slot for slot in self.slots), (
+            "a slot exceeds its memory"
+        )
+        assert {slot.allocation for slot in self.slots} - {None} == set(self._slot_of), (
+            "a request has no slot"
+        )
+        assert all(len(sequence) for sequence in self.host.sequences), (
+            "an empty sequence takes a place"
+        )
 
 
 def _ids(sequence: Sequence) -> Tokens:

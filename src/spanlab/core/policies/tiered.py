@@ -1,4 +1,5 @@
-"""A pool of hashed blocks over lower memory tiers, from which blocks are loaded where that is faster than computing.
+"""A pool of hashed blocks over lower memory tiers, from which blocks are loaded where that is
+faster than computing.
 
 The policy of the pool is unchanged, but lookups also return blocks of lower tiers. Memory of the
 pool is allocated when a load begins, and the blocks are published when it has ended.
@@ -72,7 +73,8 @@ class OverTiers(ABC, Generic[P]):
     def rules(self) -> ReuseRules:
         return self._policy.rules
 
-    # -- loading ------------------------------------------------------------------------------------------------------
+    # -- loading
+    # ------------------------------------------------------------------------------------------------------
 
     def start_step(self, now: int) -> None:
         """Complete transfers, and make requests ready whose loads have ended."""
@@ -87,10 +89,12 @@ class OverTiers(ABC, Generic[P]):
 
     @abstractmethod
     def next_arrival(self) -> int | None:
-        """Return when the next awaited load ends, if no further transfer begins; None without one."""
+        """Return when the next awaited load ends, if no further transfer begins; None without
+        one."""
 
     def step_duration(self, duration_ns: int) -> int:
-        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with the loads it follows."""
+        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with the
+        loads it follows."""
         return duration_ns
 
     def _note(self, request: Request) -> LoadNote:
@@ -108,16 +112,19 @@ class OverTiers(ABC, Generic[P]):
         """Return and forget the note of a finished request."""
         return self.notes.pop(request)
 
-    # -- delegation to the policy of the device -----------------------------------------------------------------------
+    # -- delegation to the policy of the device
+    # -----------------------------------------------------------------------
 
     def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
-        """Allocate memory for tokens `[start, stop)`; entries evicted for it are written to a tier."""
+        """Allocate memory for tokens `[start, stop)`; entries evicted for it are written to a
+        tier."""
         granted = self._policy.append(allocation, start, stop, drafts)
         self.tiers.settle(self._now)
         return granted
 
     def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
-        """Allocate memory for several equal decode steps; writes to tiers begin at the first of them."""
+        """Allocate memory for several equal decode steps; writes to tiers begin at the first of
+        them."""
         self._policy.repeat(batch, times, before)
         self.tiers.settle(self._now)
 
@@ -173,7 +180,9 @@ class TieredPolicy(OverTiers[BlockPolicy]):
     `layers`  number of layers of the model, for layerwise loads
     """
 
-    def __init__(self, blocks: BlockPolicy, tiers: Tiers, steps: PrefillSteps | None, layers: int) -> None:
+    def __init__(
+        self, blocks: BlockPolicy, tiers: Tiers, steps: PrefillSteps | None, layers: int
+    ) -> None:
         super().__init__(blocks, tiers, steps)
         self._layers = layers
         self._pool = blocks.store.pool
@@ -187,10 +196,12 @@ class TieredPolicy(OverTiers[BlockPolicy]):
     def store(self) -> BlockStore:
         return self._policy.store
 
-    # -- callbacks of the pool ----------------------------------------------------------------------------------------
+    # -- callbacks of the pool
+    # ----------------------------------------------------------------------------------------
 
     def find(self, key: BlockKey) -> Run | None:
-        """Return a block that is being loaded, or a stand-in for one in a searched tier; None without one."""
+        """Return a block that is being loaded, or a stand-in for one in a searched tier; None
+        without one."""
         if not self._depth:
             return None
         loading = self._loading.get(key)
@@ -208,15 +219,21 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         """Report an evicted block to the tiers."""
         self.tiers.evicted(key)
 
-    # -- matching -----------------------------------------------------------------------------------------------------
+    # -- matching
+    # -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
-        """Return the reuse with loads from as many tiers as make the prompt ready soonest; read-only."""
+        """Return the reuse with loads from as many tiers as make the prompt ready soonest;
+        read-only."""
         deepest = self._match_to_depth(len(self.tiers), request, now, generated)
         if self._steps is None or not (self._absent(deepest) or self._joined_loads(deepest)):
             return deepest
-        plans = [self._match_to_depth(depth, request, now, generated) for depth in range(len(self.tiers))]
-        ready = {plan: self._ready_ns(plan, self._steps, now, generated) for plan in (*plans, deepest)}
+        plans = [
+            self._match_to_depth(depth, request, now, generated) for depth in range(len(self.tiers))
+        ]
+        ready = {
+            plan: self._ready_ns(plan, self._steps, now, generated) for plan in (*plans, deepest)
+        }
         chosen = min(ready, key=ready.__getitem__)
         chosen.declined = deepest.resume - chosen.resume
         return chosen
@@ -239,10 +256,14 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         return list(dict.fromkeys([loads[block] for block in blocks if block in loads]))
 
     def _ready_ns(self, plan: BlockPlan, steps: PrefillSteps, now: int, generated: int) -> int:
-        """Return the nanoseconds to load the blocks of a plan and compute its prompt, if nothing else ran."""
+        """Return the nanoseconds to load the blocks of a plan and compute its prompt, if nothing
+        else ran."""
         tiers = self.tiers
         keys_by_tier = tiers.by_tier(_keys(self._absent(plan)))
-        delays = [tiers.links[number].delay(tiers.bytes_of(number, keys)) for number, keys in keys_by_tier.items()]
+        delays = [
+            tiers.links[number].delay(tiers.bytes_of(number, keys))
+            for number, keys in keys_by_tier.items()
+        ]
         joined = [tiers.load_ends_at(load) - now for load in self._joined_loads(plan)]
         first, *later = steps(plan.resume, plan.prompt + generated)
         if tiers.are_layerwise(keys_by_tier):
@@ -250,15 +271,19 @@ class TieredPolicy(OverTiers[BlockPolicy]):
             delays = []
         return max([0, *delays, *joined]) + first + sum(later)
 
-    # -- loading ------------------------------------------------------------------------------------------------------
+    # -- loading
+    # ------------------------------------------------------------------------------------------------------
 
     def start_step(self, now: int) -> None:
         """Complete transfers, and make requests ready whose blocks are loaded."""
         self._layerwise.clear()
         super().start_step(now)
 
-    def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
-        """Reuse matched blocks and load absent ones; None, and no change, where the prompt would not fit."""
+    def allocate(
+        self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> BlockAllocation | None:
+        """Reuse matched blocks and load absent ones; None, and no change, where the prompt would
+        not fit."""
         if not self._policy.fits(plan, generated, drafts):
             return None
         absent, loads = self._absent(plan), self._joined_loads(plan)
@@ -281,10 +306,14 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         self._arrive()
         return allocation
 
-    def _begin_load(self, plan: BlockPlan, absent: list[Run], note: LoadNote, now: int) -> list[Load]:
-        """Load blocks into the pool, in place of their stand-ins; return the loads that the request waits for.
+    def _begin_load(
+        self, plan: BlockPlan, absent: list[Run], note: LoadNote, now: int
+    ) -> list[Load]:
+        """Load blocks into the pool, in place of their stand-ins; return the loads that the request
+        waits for.
 
-        The load holds a reference to its blocks until it has ended, in addition to that of the request.
+        The load holds a reference to its blocks until it has ended, in addition to that of the
+        request.
         """
         keys = _keys(absent)
         load = self._load(keys, note, now)
@@ -293,7 +322,8 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         allocated = [Run(block.group, block.digests) for block in absent]
         filled = dict(zip(absent, allocated, strict=True))
         plan.reused_blocks = [
-            Prefix([filled.get(block, block) for block in reused.runs], reused.count) for reused in plan.reused_blocks
+            Prefix([filled.get(block, block) for block in reused.runs], reused.count)
+            for reused in plan.reused_blocks
         ]
         blocks = list(zip(keys, allocated, strict=True))
         if load.layerwise:
@@ -311,7 +341,8 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         self._pool.free([block for _, block in reversed(blocks)])
 
     def _arrive(self) -> None:
-        """Publish blocks of completed loads, and make requests ready that wait for no other load."""
+        """Publish blocks of completed loads, and make requests ready that wait for no other
+        load."""
         for load in self.tiers.ended():
             arrival = self._arrivals.pop(load, None)
             if arrival is None:  # layerwise: the step was extended by it
@@ -326,7 +357,8 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         return min([self.tiers.load_ends_at(load) for load in self._arrivals], default=None)
 
     def step_duration(self, duration_ns: int) -> int:
-        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with its layerwise loads."""
+        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with its
+        layerwise loads."""
         if not self._layerwise:
             return duration_ns
         load_ns = max(self.tiers.load_ends_at(load) - load.begun_at for load, _ in self._layerwise)
@@ -362,7 +394,8 @@ def _blocks_of(plan: BlockPlan) -> list[Run]:
 
 
 class BackfilledPolicy(OverTiers[TreePolicy]):
-    """Resumes prompts from states of lower tiers that are deeper than those of the tree, within its KV."""
+    """Resumes prompts from states of lower tiers that are deeper than those of the tree, within its
+    KV."""
 
     def __init__(self, tree: TreePolicy, tiers: Tiers, steps: PrefillSteps | None) -> None:
         super().__init__(tree, tiers, steps)
@@ -375,7 +408,8 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
     def store(self) -> Store:
         return self._policy.store
 
-    # -- callbacks of the store ---------------------------------------------------------------------------------------
+    # -- callbacks of the store
+    # ---------------------------------------------------------------------------------------
 
     def _stored(self, state: State) -> None:
         self.tiers.published(self._names.of_state(state))
@@ -383,25 +417,33 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
     def _leaving(self, state: State) -> None:
         self.tiers.evicted(self._names.of_state(state))
 
-    # -- matching -----------------------------------------------------------------------------------------------------
+    # -- matching
+    # -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
-        """Return the reuse of a prompt, with the deepest state of a tier where loading it is faster."""
+        """Return the reuse of a prompt, with the deepest state of a tier where loading it is
+        faster."""
         plan = self._policy.match(request, now, generated)
         position = self._deepest(plan)
         if position is None:
             return plan
         deeper = _resumed_at(plan, position)
-        if self._steps is not None and self._ready_ns(deeper, now, generated) >= self._computed_ns(plan, generated):
+        if self._steps is not None and self._ready_ns(deeper, now, generated) >= self._computed_ns(
+            plan, generated
+        ):
             return plan
         return deeper
 
     def _deepest(self, plan: ReusePlan) -> int | None:
-        """Return the position of a tier's deepest state beyond the plan's state, within its KV; None without one."""
+        """Return the position of a tier's deepest state beyond the plan's state, within its KV;
+        None without one."""
         span_plan = plan.cache_spans[0]
         limit = min(span_plan.matched, plan.prompt - (not self.rules.last_token))
         for node, position in _evicted_states(span_plan.match_node, span_plan.resume, limit):
-            if self.tiers.holder(self._names.of_position(node, position), len(self.tiers)) is not None:
+            if (
+                self.tiers.holder(self._names.of_position(node, position), len(self.tiers))
+                is not None
+            ):
                 return position
         return None
 
@@ -419,17 +461,23 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         return sum(self._steps(plan.resume, plan.prompt + generated))
 
     def _ready_ns(self, plan: ReusePlan, now: int, generated: int) -> int:
-        """Return the nanoseconds to load the state of a plan and compute its prompt, if nothing else ran."""
+        """Return the nanoseconds to load the state of a plan and compute its prompt, if nothing
+        else ran."""
         keys_by_tier = self.tiers.by_tier([self._key(plan)])
         delays = [
-            self.tiers.links[number].delay(self.tiers.bytes_of(number, keys)) for number, keys in keys_by_tier.items()
+            self.tiers.links[number].delay(self.tiers.bytes_of(number, keys))
+            for number, keys in keys_by_tier.items()
         ]
         return max(delays) + self._computed_ns(plan, generated)
 
-    # -- loading ------------------------------------------------------------------------------------------------------
+    # -- loading
+    # ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
-        """Allocate as the tree policy, and load the state at the plan's resume position if the tree has none."""
+    def allocate(
+        self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> TreeAllocation | None:
+        """Allocate as the tree policy, and load the state at the plan's resume position if the tree
+        has none."""
         span_plan = plan.cache_spans[0]
         loads = span_plan.resume > 0 and span_plan.resume_state is None
         key = self._key(plan) if loads else b""
@@ -444,7 +492,8 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         return allocation
 
     def _begin_load(self, key: bytes, allocation: TreeAllocation, note: LoadNote, now: int) -> None:
-        """Begin to load a state; it is stored again with the tokens of its request, where memory allows."""
+        """Begin to load a state; it is stored again with the tokens of its request, where memory
+        allows."""
         load = self._load([key], note, now)
         span_plan, store = allocation.plan.cache_spans[0], self.store
         nearest = span_plan.match_node.deepest_state(span_plan.resume)
@@ -465,7 +514,8 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
 
 
 def _evicted_states(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:
-    """Yield positions of a path in (above, limit] whose state was evicted, with their nodes; deepest first."""
+    """Yield positions of a path in (above, limit] whose state was evicted, with their nodes;
+    deepest first."""
     for path_node in node.path():
         if path_node.depth <= above:
             return
@@ -481,7 +531,9 @@ def _resumed_at(plan: ReusePlan, position: int) -> ReusePlan:
     while node.depth > position:
         assert node.parent is not None, "the root ends at zero"
         node = node.parent
-    losses = span_plan.losses._replace(state_evicted=span_plan.losses.state_evicted - (position - span_plan.resume))
+    losses = span_plan.losses._replace(
+        state_evicted=span_plan.losses.state_evicted - (position - span_plan.resume)
+    )
     deeper = span_plan._replace(
         resume=position,
         resumable=max(position, span_plan.resumable),
@@ -515,7 +567,8 @@ class TieredRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
-    """What one tier held and moved in one run; a block counts once for each time it was written or loaded.
+    """What one tier held and moved in one run; a block counts once for each time it was written or
+    loaded.
 
     `small_loaded_blocks`      loaded blocks that were quantised
     `taken_blocks`             that a load took out of an exclusive tier
@@ -549,7 +602,9 @@ class TieredRunRow(RunRow):
 def tiered_record(record: Record, policy: OverTiers[Any]) -> TieredRecord:
     """Return a finished request's record with its loads."""
     note = policy.take_note(record.request_id)
-    loaded = {tier.name: num_bytes for tier, num_bytes in zip(policy.tiers.tiers, note.bytes, strict=True)}
+    loaded = {
+        tier.name: num_bytes for tier, num_bytes in zip(policy.tiers.tiers, note.bytes, strict=True)
+    }
     return TieredRecord(
         **asdict(record),
         loaded_tokens=note.tokens,

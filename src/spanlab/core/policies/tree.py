@@ -1,7 +1,9 @@
-"""The policy over trees: one tree of prefixes, or one for every parent hash of a span, over one byte-budgeted store.
+"""The policy over trees: one tree of prefixes, or one for every parent hash of a span, over one
+byte-budgeted store.
 
-`match` is read-only. The tokens that a step computes can be stored only after that step: `allocate` locks, touches and
-reserves before it, `insert` stores after it, and `free` releases the remaining locks and bytes.
+`match` is read-only. The tokens that a step computes can be stored only after that step: `allocate`
+locks, touches and reserves before it, `insert` stores after it, and `free` releases the remaining
+locks and bytes.
 """
 
 from __future__ import annotations
@@ -38,10 +40,15 @@ from spanlab.core.tree import CacheSpan, Node, PrefixIndex, RootKey, State, repe
 
 
 class Captures:
-    """Positions of captures in the prompt: checkpoints on the grid of their cache span, maps at block ends."""
+    """Positions of captures in the prompt: checkpoints on the grid of their cache span, maps at
+    block ends."""
 
     def __init__(self, rules: ReuseRules, store: Store) -> None:
-        self._maps, self._map_bytes, self._state_bytes = rules.maps, rules.map_bytes, store.state_bytes
+        self._maps, self._map_bytes, self._state_bytes = (
+            rules.maps,
+            rules.map_bytes,
+            store.state_bytes,
+        )
         self._block_size = store.tree.block_size
         self._unit = max(self._block_size, rules.grid) if rules.needs_states else self._block_size
 
@@ -59,8 +66,11 @@ class Captures:
             return len(positions) * self._state_bytes
         return sum([self.bytes_in(plan.cache_span_at(position)) for position in positions])
 
-    def positions(self, span_plan: CacheSpanPlan, placed: Sequence[int], computed_from: int) -> list[int]:
-        """Return the captures in a cache span, increasing: `placed` positions in ordered text, or maps of a span.
+    def positions(
+        self, span_plan: CacheSpanPlan, placed: Sequence[int], computed_from: int
+    ) -> list[int]:
+        """Return the captures in a cache span, increasing: `placed` positions in ordered text, or
+        maps of a span.
 
         `computed_from`  tokens of the cache span that the prefill does not compute
         """
@@ -92,9 +102,19 @@ class Matcher:
     """Matches prompts with the trees; read-only."""
 
     def __init__(
-        self, rules: ReuseRules, block_size: int, index: PrefixIndex, captures: Captures, ledger: Ledger
+        self,
+        rules: ReuseRules,
+        block_size: int,
+        index: PrefixIndex,
+        captures: Captures,
+        ledger: Ledger,
     ) -> None:
-        self._rules, self._block_size, self._index, self._captures = rules, block_size, index, captures
+        self._rules, self._block_size, self._index, self._captures = (
+            rules,
+            block_size,
+            index,
+            captures,
+        )
         self._ledger = ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         self._last_layout: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
@@ -114,13 +134,15 @@ class Matcher:
         return combine_plans(request, cache_spans[-1].stop, tuple(plans), self._rules.repair)
 
     def cache_spans(self, request: Request) -> tuple[CacheSpan, ...]:
-        """Return the cache spans of a request; cached for the head of the queue, which is matched repeatedly."""
+        """Return the cache spans of a request; cached for the head of the queue, which is matched
+        repeatedly."""
         if request is not self._last_layout[0]:
             self._last_layout = request, self.layout(request)
         return self._last_layout[1]
 
     def repeats(self, cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
-        """Return the spans that read the KV of an equal earlier span, as in `cache_spans.repeats`; none in a hybrid."""
+        """Return the spans that read the KV of an equal earlier span, as in `cache_spans.repeats`;
+        none in a hybrid."""
         return repeats(cache_spans) if self._rules.keeps and not self._rules.needs_states else {}
 
     def _match_span(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
@@ -145,27 +167,33 @@ class Matcher:
             # Up to the deepest state that was stored once, an eviction is to blame; behind it, the
             # placement.
             tombstone = node.deepest_loss(resume, present) if resume < present else resume
-            match = Match(length, seen, usable, aligned, present_tokens, present, resume, tombstone, unit)
+            match = Match(
+                length, seen, usable, aligned, present_tokens, present, resume, tombstone, unit
+            )
             losses = losses_of(match, evicted, refused)
         anchor = node
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
-        plan = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        plan = CacheSpanPlan(
+            cache_span, seen, matched, resumable, resume, losses, node, anchor, state
+        )
         if self._rules.replay is None:
             return plan
         stop = min(matched, limit) // self._block_size * self._block_size
         return plan._replace(replayed=self._rules.replay.tokens(stop - plan.resume))
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
-        """Return the state to resume from, None for attention alone, and the deepest resume position within `limit`."""
+        """Return the state to resume from, None for attention alone, and the deepest resume
+        position within `limit`."""
         if not self._rules.needs_states:
             return None, self._usable(limit, self._block_size)
         state = node.deepest_state(limit)
         return state, 0 if state is None else state.position
 
     def _usable(self, tokens: int, unit: int) -> int:
-        """Return how many of the matched tokens are reused: whole units, without the last one with `drops_last`."""
+        """Return how many of the matched tokens are reused: whole units, without the last one with
+        `drops_last`."""
         return max(0, tokens // unit - self._rules.drops_last) * unit
 
 
@@ -175,9 +203,14 @@ class Matcher:
 
 
 def need_of(
-    request: Request, cache_spans: Sequence[CacheSpan], twins: Collection[int], rules: ReuseRules, store: Store
+    request: Request,
+    cache_spans: Sequence[CacheSpan],
+    twins: Collection[int],
+    rules: ReuseRules,
+    store: Store,
 ) -> Need:
-    """Return the largest need of a request, with all possible copies; its last token is never computed.
+    """Return the largest need of a request, with all possible copies; its last token is never
+    computed.
 
     `twins`  indices of the cache spans that read the KV of an equal earlier span
     """
@@ -186,7 +219,11 @@ def need_of(
     if rules.copies:
         copies = sum(cache_span.stop - cache_span.start for cache_span in spans)
     elif rules.repair.kind != "none":
-        reused = [ReusedSpan(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
+        reused = [
+            ReusedSpan(cache_span.start, cache_span.stop, 0)
+            for cache_span in spans
+            if not cache_span.exact
+        ]
         copies = rules.repair.private(reused, store.tree.block_size)
     shared = sum(cache_spans[index].stop - cache_spans[index].start for index in twins)
     tokens = request.num_tokens - shared + request.output_len - 1 + copies
@@ -199,7 +236,8 @@ def need_of(
 
 
 def private_tokens(plan: ReusePlan, rules: ReuseRules, block_size: int) -> int:
-    """Return the KV tokens of a plan that need private copies, because stored KV must not be overwritten."""
+    """Return the KV tokens of a plan that need private copies, because stored KV must not be
+    overwritten."""
     if rules.copies:
         return sum(span_plan.to_copy for span_plan in plan.cache_spans)
     return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, block_size)
@@ -207,7 +245,10 @@ def private_tokens(plan: ReusePlan, rules: ReuseRules, block_size: int) -> int:
 
 def working_map_bytes(plan: ReusePlan, rules: ReuseRules) -> int:
     """Return the bytes of the working map while a span of a plan is computed; 0 if none is."""
-    computes = any(span_plan.cache_span.independent and not span_plan.fully_reused for span_plan in plan.cache_spans)
+    computes = any(
+        span_plan.cache_span.independent and not span_plan.fully_reused
+        for span_plan in plan.cache_spans
+    )
     return rules.working_map_bytes if computes else 0
 
 
@@ -264,13 +305,18 @@ class RequestStates:
                 continue
             if replaced is not None and not progress.stays(replaced):
                 captures[-1] = position
-            elif store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
+            elif store.spare_state_bytes() >= store.state_bytes and store.reserve(
+                0, store.state_bytes
+            ):
                 insort(captures, position)
                 allocation.state_bytes += store.state_bytes
 
     def take_captures(self, allocation: TreeAllocation, span: CacheSpan, stop: int) -> list[int]:
-        """Remove the captures of a cache span up to `stop` and unreserve their bytes; return them in span tokens."""
-        first, last = (bisect_right(allocation.captures, span.start + length) for length in (0, stop))
+        """Remove the captures of a cache span up to `stop` and unreserve their bytes; return them
+        in span tokens."""
+        first, last = (
+            bisect_right(allocation.captures, span.start + length) for length in (0, stop)
+        )
         positions = [position - span.start for position in allocation.captures[first:last]]
         state_bytes = len(positions) * self._captures.bytes_in(span)
         self._store.unreserve(0, state_bytes)
@@ -299,8 +345,11 @@ class RequestStates:
         allocation.states = []
 
     def release_reserved(self, allocation: TreeAllocation) -> None:
-        """Unreserve the bytes of states that were not inserted, and of the working map of a span."""
-        spare = allocation.working_map + self._captures.bytes_of(allocation.plan, allocation.captures)
+        """Unreserve the bytes of states that were not inserted, and of the working map of a
+        span."""
+        spare = allocation.working_map + self._captures.bytes_of(
+            allocation.plan, allocation.captures
+        )
         self._store.unreserve(0, spare)
         allocation.state_bytes -= spare
         allocation.working_map, allocation.captures = 0, []
@@ -310,7 +359,12 @@ class TreePolicy:
     """Matches each prompt with the trees, and stores what is computed of it."""
 
     def __init__(
-        self, rules: ReuseRules, store: Store, index: PrefixIndex, placer: Placer, ledger: Ledger | None = None
+        self,
+        rules: ReuseRules,
+        store: Store,
+        index: PrefixIndex,
+        placer: Placer,
+        ledger: Ledger | None = None,
     ) -> None:
         self.rules, self.store, self.index, self.placer = rules, store, index, placer
         self.ledger = Ledger() if ledger is None else ledger
@@ -328,37 +382,57 @@ class TreePolicy:
         """Set the time of the store."""
         self.store.note(now)
 
-    # -- matching -----------------------------------------------------------------------------------------------------
+    # -- matching
+    # -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """Return the reuse of the prompt and the causes of lost tokens; read-only."""
         return self._matcher.plan(request)
 
-    # -- allocating ---------------------------------------------------------------------------------------------------
+    # -- allocating
+    # ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
-        """Lock the reused entries and reserve memory for computed ones; None, and no change, where that does not fit.
+    def allocate(
+        self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> TreeAllocation | None:
+        """Lock the reused entries and reserve memory for computed ones; None, and no change, where
+        that does not fit.
 
         A preempted request resumes with `generated` output tokens; their KV is reserved too, and
         that of `drafts` tokens after them.
         """
         store, rules = self.store, self.rules
         stored, states = self._stored_reads(plan)
-        shared = sum([span_plan.resume for span_plan in plan.cache_spans if span_plan.twin is not None])
-        private, reserved_to = private_tokens(plan, rules, store.tree.block_size), plan.prompt + generated + drafts
+        shared = sum(
+            [span_plan.resume for span_plan in plan.cache_spans if span_plan.twin is not None]
+        )
+        private, reserved_to = (
+            private_tokens(plan, rules, store.tree.block_size),
+            plan.prompt + generated + drafts,
+        )
         kv = (reserved_to - sum(stored) - shared + private) * store.token_bytes
-        paths = [(span_plan.match_node, length) for span_plan, length in zip(plan.cache_spans, stored, strict=True)]
+        paths = [
+            (span_plan.match_node, length)
+            for span_plan, length in zip(plan.cache_spans, stored, strict=True)
+        ]
         links = {
-            index: span_plan.link for index, span_plan in enumerate(plan.cache_spans) if span_plan.link is not None
+            index: span_plan.link
+            for index, span_plan in enumerate(plan.cache_spans)
+            if span_plan.link is not None
         }
         paths += [(link, link.depth) for link in links.values()]
         working_map = working_map_bytes(plan, rules)
-        state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
+        state_bytes = working_map + (
+            store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0
+        )
         if not store.fits_with_locks(paths, states, kv, state_bytes):
             return None
         store.note(now, plan.request)
         store.on_admission(plan.request)
-        nodes = [self._lock_path(plan.request, *path) for path in zip(plan.cache_spans, stored, strict=True)]
+        nodes = [
+            self._lock_path(plan.request, *path)
+            for path in zip(plan.cache_spans, stored, strict=True)
+        ]
         for state in states:
             store.lock_state(state)
         for link in links.values():
@@ -366,7 +440,9 @@ class TreePolicy:
             store.touch(link, link.depth)
         for span_plan, node in zip(plan.cache_spans, nodes, strict=True):  # before `reserve` evicts
             on_match = rules.cache.touch == "match"
-            store.touch(*((span_plan.match_node, span_plan.matched) if on_match else (node, node.depth)))
+            store.touch(
+                *((span_plan.match_node, span_plan.matched) if on_match else (node, node.depth))
+            )
             if span_plan.resume_state is not None:
                 store.touch_state(span_plan.resume_state)
         granted = store.reserve(kv, state_bytes)
@@ -375,7 +451,12 @@ class TreePolicy:
             for span_plan in plan.cache_spans:
                 if span_plan.losses.kv_evicted:
                     span, matched = span_plan.cache_span, span_plan.matched
-                    self.ledger.missed(self.index.key(plan.request, span), span.tokens, matched, span.stop - span.start)
+                    self.ledger.missed(
+                        self.index.key(plan.request, span),
+                        span.tokens,
+                        matched,
+                        span.stop - span.start,
+                    )
         captures = self._plan_captures(plan, now)
         captured = self._captures.bytes_of(plan, captures)
         store.reserve(0, captured)
@@ -399,7 +480,8 @@ class TreePolicy:
         return [span_plan.stored for span_plan in plan.cache_spans], plan.states
 
     def _lock_path(self, request: Request, span_plan: CacheSpanPlan, length: int) -> Node:
-        """Lock exactly the tokens that are read: split a longer edge, so that its suffix can be evicted."""
+        """Lock exactly the tokens that are read: split a longer edge, so that its suffix can be
+        evicted."""
         store, tokens = self.store, span_plan.cache_span.tokens
         start = span_plan.resume_node
         if start.parent is None:
@@ -412,15 +494,21 @@ class TreePolicy:
 
     def _matched_blocks(self, span_plan: CacheSpanPlan) -> int:
         """Return the matched tokens in whole blocks, without the last token of the cache span."""
-        block_size, length = self.store.tree.block_size, span_plan.cache_span.stop - span_plan.cache_span.start
+        block_size, length = (
+            self.store.tree.block_size,
+            span_plan.cache_span.stop - span_plan.cache_span.start,
+        )
         return min(span_plan.matched, length - 1) // block_size * block_size
 
     def _plan_captures(self, plan: ReusePlan, now: int) -> list[int]:
-        """Return the positions of states that this prefill stores: on the grid, computed here, as many as fit."""
+        """Return the positions of states that this prefill stores: on the grid, computed here, as
+        many as fit."""
         if not self.rules.needs_states or not self.rules.keeps:
             return []
         store, request = self.store, plan.request
-        prefill = PrefillInfo(*prefix_lengths(plan), request.boundaries, request, now, store.free_bytes)
+        prefill = PrefillInfo(
+            *prefix_lengths(plan), request.boundaries, request, now, store.free_bytes
+        )
         self.placer.observe(prefill)
         placed = self.placer.place(prefill)
         captures: list[int] = []
@@ -429,7 +517,8 @@ class TreePolicy:
         return self._captures.deepest(plan, captures, store.spare_state_bytes())
 
     def _computed_from(self, span_plan: CacheSpanPlan) -> int:
-        """Return the tokens of a cache span that are not computed; states can be captured only after them."""
+        """Return the tokens of a cache span that are not computed; states can be captured only
+        after them."""
         return span_plan.resume
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
@@ -437,7 +526,8 @@ class TreePolicy:
         return stop
 
     def append(self, allocation: TreeAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Reserve KV of output tokens; KV of the prompt, and of output before a preemption, is reserved already."""
+        """Reserve KV of output tokens; KV of the prompt, and of output before a preemption, is
+        reserved already."""
         missing = (stop + drafts - allocation.reserved_to) * self.store.token_bytes
         if missing > 0:
             if not self.store.reserve(missing, 0):
@@ -448,10 +538,14 @@ class TreePolicy:
         return True
 
     def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
-        """Reserve `times` more tokens for each allocation, at once where nothing is evicted for them."""
+        """Reserve `times` more tokens for each allocation, at once where nothing is evicted for
+        them."""
         allocations, starts = batch.allocations(), batch.starts()
         allocation: TreeAllocation
-        token_bytes, slack = self.store.token_bytes, []  # tokens of each allocation that are reserved already
+        token_bytes, slack = (
+            self.store.token_bytes,
+            [],
+        )  # tokens of each allocation that are reserved already
         for index, allocation in enumerate(allocations):
             slack.append(allocation.reserved_to - starts[index])
             missing = starts[index] + times - allocation.reserved_to
@@ -473,12 +567,17 @@ class TreePolicy:
                 self._states.follow(allocation, starts[index], starts[index] + times)
 
     def _steps_without_eviction(self, slack: list[int], reserved: int, times: int) -> int:
-        """Return the most steps, up to `times`, whose tokens beside `reserved` ones fit into free memory."""
+        """Return the most steps, up to `times`, whose tokens beside `reserved` ones fit into free
+        memory."""
         free, token_bytes = self.store.free_bytes(), self.store.token_bytes
         if (_tokens_after(slack, times) - reserved) * token_bytes <= free:
             return times
         return (
-            bisect_right(range(times), free, key=lambda steps: (_tokens_after(slack, steps) - reserved) * token_bytes)
+            bisect_right(
+                range(times),
+                free,
+                key=lambda steps: (_tokens_after(slack, steps) - reserved) * token_bytes,
+            )
             - 1
         )
 
@@ -490,10 +589,14 @@ class TreePolicy:
         """Return `UNLIMITED`: decoding alone frees nothing."""
         return UNLIMITED
 
-    # -- inserting -----------------------------------------------------------------------------------------------------
+    # -- inserting
+    # -----------------------------------------------------------------------------------------------------
 
-    def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Store a cache span up to prompt token `computed`, in the bytes that the request has reserved."""
+    def insert(
+        self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0
+    ) -> None:
+        """Store a cache span up to prompt token `computed`, in the bytes that the request has
+        reserved."""
         self.store.note(now, allocation.plan.request)
         span = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, span.stop) - span.start
@@ -505,11 +608,17 @@ class TreePolicy:
         block_size = self.store.tree.block_size
         stop = length // block_size * block_size
         if self.rules.cache.store_to == "state":
-            stop = max((position for position in allocation.captures if position <= stop), default=0)
+            stop = max(
+                (position for position in allocation.captures if position <= stop), default=0
+            )
         if self.rules.keeps and self._may_store(complete):
             if stop > allocation.stored[cache_span]:
                 self._insert(allocation, cache_span, stop, span.tokens)
-            elif self._inserts_states_alone and allocation.captures and allocation.captures[0] <= stop:
+            elif (
+                self._inserts_states_alone
+                and allocation.captures
+                and allocation.captures[0] <= stop
+            ):
                 self._insert_states(allocation, cache_span, stop, span.tokens)
         self.ledger.computed(self._key(allocation, cache_span), span.tokens, length)
         if complete:
@@ -523,7 +632,9 @@ class TreePolicy:
         """Return the node below which new tokens of a cache span are stored."""
         return allocation.nodes[cache_span]
 
-    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
+    def _insert(
+        self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString
+    ) -> None:
         store, start = self.store, self._insertion_start(allocation, cache_span)
         if not store.reserve_entry(start, tokens, stop):
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
@@ -540,23 +651,36 @@ class TreePolicy:
         self._states.after_insert(allocation, node)
         self.ledger.stored(self._key(allocation, cache_span), tokens, stop)
 
-    def _insert_states(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
-        """Store states up to `stop` that a replay has captured on a path whose KV is stored already."""
-        span, node = allocation.plan.cache_spans[cache_span].cache_span, allocation.nodes[cache_span]
+    def _insert_states(
+        self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString
+    ) -> None:
+        """Store states up to `stop` that a replay has captured on a path whose KV is stored
+        already."""
+        span, node = (
+            allocation.plan.cache_spans[cache_span].cache_span,
+            allocation.nodes[cache_span],
+        )
         positions = self._states.take_captures(allocation, span, stop)
         self.store.insert(node, tokens, node.depth, positions, self._captures.bytes_in(span))
         self._states.after_insert(allocation, node)
 
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
-        return self.index.key(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
+        return self.index.key(
+            allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span
+        )
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """Store output tokens after the prompt, in a hybrid up to the last state, where alone it can resume."""
+        """Store output tokens after the prompt, in a hybrid up to the last state, where alone it
+        can resume."""
         self.store.note(now, allocation.plan.request)
         if self.rules.cache.age_by == "finish":
             self._refresh(allocation)
         if self.rules.needs_states:
-            generated = max(0, allocation.captures[-1] - allocation.plan.prompt) if allocation.captures else 0
+            generated = (
+                max(0, allocation.captures[-1] - allocation.plan.prompt)
+                if allocation.captures
+                else 0
+            )
         if generated and self.rules.keeps:
             self._store_output(allocation, generated)
 
@@ -573,7 +697,8 @@ class TreePolicy:
             self.ledger.computed(self._key(allocation, last), tokens, stop)
 
     def _refresh(self, allocation: TreeAllocation) -> None:
-        """Set the age of the KV that a request used, and of the states that it read or stored, to now."""
+        """Set the age of the KV that a request used, and of the states that it read or stored, to
+        now."""
         for node, span_plan in zip(allocation.nodes, allocation.plan.cache_spans, strict=True):
             self.store.refresh(node, span_plan.resume)
 
@@ -588,12 +713,16 @@ class TreePolicy:
         self.store.unreserve(allocation.kv_bytes, allocation.state_bytes)
 
     def need(self, request: Request) -> Need:
-        """Return the largest memory of one request, with all possible copies; its last token is never computed."""
+        """Return the largest memory of one request, with all possible copies; its last token is
+        never computed."""
         cache_spans = self.layout(request)
-        return need_of(request, cache_spans, self._matcher.repeats(cache_spans), self.rules, self.store)
+        return need_of(
+            request, cache_spans, self._matcher.repeats(cache_spans), self.rules, self.store
+        )
 
     def extra_stored_tokens(self, request: Request) -> int:
-        """Return the maximum number of tokens that are stored beside the cache spans of a prompt."""
+        """Return the maximum number of tokens that are stored beside the cache spans of a
+        prompt."""
         return 0
 
     def checkpoints(self, request: Request) -> list[int]:
@@ -601,7 +730,9 @@ class TreePolicy:
         positions = []
         for cache_span in self.layout(request):
             node, _ = self.index.find(request, cache_span)
-            positions += [cache_span.start + state.position for step in node.path() for state in step.states]
+            positions += [
+                cache_span.start + state.position for step in node.path() for state in step.states
+            ]
         return sorted(positions)
 
     def check(self) -> None:
@@ -610,5 +741,6 @@ class TreePolicy:
 
 
 def _tokens_after(slack: list[int], steps: int) -> int:
-    """Return the tokens that allocations need after some steps, beside those that they have reserved already."""
+    """Return the tokens that allocations need after some steps, beside those that they have
+    reserved already."""
     return sum([steps - spare for spare in slack if steps > spare])

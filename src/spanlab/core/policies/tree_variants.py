@@ -1,4 +1,5 @@
-"""Variants of the tree policy: admission, pinning, kept repairs, exact hashes and the published study."""
+"""Variants of the tree policy: admission, pinning, kept repairs, exact hashes and the published
+study."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString
-from spanlab.core.tree import CacheSpan, Node, PrefixIndex, PrefixTree, RootKey, SharedIndex, State, root_name, whole
+from spanlab.core.tree import (
+    CacheSpan,
+    Node,
+    PrefixIndex,
+    PrefixTree,
+    RootKey,
+    SharedIndex,
+    State,
+    root_name,
+    whole,
+)
 
 # ------------------------------------------------------------------------------
 # A tree policy that stores only the tokens that an admission rule admits.
@@ -38,7 +49,9 @@ class AdmittingPolicy(TreePolicy):
         super().__init__(rules, store, index, placer, ledger)
         self._admission = admission
 
-    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
+    def _insert(
+        self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString
+    ) -> None:
         key, block_size = self._key(allocation, cache_span), self.store.tree.block_size
         admitted = self._admission.admit(ComputedPrefix(key, tokens, stop, allocation.plan.request))
         admitted = min(stop, admitted) // block_size * block_size
@@ -48,7 +61,8 @@ class AdmittingPolicy(TreePolicy):
             super()._insert(allocation, cache_span, admitted, tokens)
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """Store admitted output tokens, and report the request's cache spans to the admission rule."""
+        """Store admitted output tokens, and report the request's cache spans to the admission
+        rule."""
         super().finish(allocation, generated, now)
         for index, span_plan in enumerate(allocation.plan.cache_spans):
             self._admission.ended(self._key(allocation, index), span_plan.cache_span.tokens)
@@ -80,10 +94,13 @@ class Pins:
         self._store = store
         self._pin_of: dict[int, Pin] = {}
         self._num_created = 0
-        self._end_heap: list[tuple[int, int, int]] = []  # heap of (end, number, request); may contain released pins
+        self._end_heap: list[
+            tuple[int, int, int]
+        ] = []  # heap of (end, number, request); may contain released pins
 
     def pin(self, request: Request, nodes: list[Node], ends: int) -> None:
-        """Lock paths, and the deepest state of each, until `ends`; replace an earlier pin of the request."""
+        """Lock paths, and the deepest state of each, until `ends`; replace an earlier pin of the
+        request."""
         states = [state for node in nodes if (state := node.deepest_state(node.depth)) is not None]
         self._num_created += 1
         new = Pin(self._num_created, list(nodes), states)
@@ -152,8 +169,11 @@ class PinningPolicy(AdmittingPolicy):
         super().start_step(now)
         self._pins.expire(now)
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
-        """Allocate as without pins; release pins while no request runs and this one does not fit."""
+    def allocate(
+        self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0
+    ) -> TreeAllocation | None:
+        """Allocate as without pins; release pins while no request runs and this one does not
+        fit."""
         allocation = super().allocate(plan, now, generated, drafts)
         while allocation is None and not self._num_running and self._pins.release_earliest():
             allocation = super().allocate(plan, now, generated, drafts)
@@ -197,7 +217,8 @@ class PinningPolicy(AdmittingPolicy):
 
 
 class KeptRepairsPolicy(TreePolicy):
-    """A tree of spans that also stores repaired first blocks, as entries that are counted, locked and evicted."""
+    """A tree of spans that also stores repaired first blocks, as entries that are counted, locked
+    and evicted."""
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """Match as the tree policy, without a repair where its result is stored."""
@@ -210,7 +231,8 @@ class KeptRepairsPolicy(TreePolicy):
         return combine_plans(request, plan.prompt, tuple(span_plans), plan.repair)
 
     def _links(self, plan: ReusePlan) -> dict[int, CacheSpan]:
-        """Return, by cache span, the first blocks that a repair writes, hashed with all earlier tokens and the repair.
+        """Return, by cache span, the first blocks that a repair writes, hashed with all earlier
+        tokens and the repair.
 
         The repair of a span that is shorter than these blocks is not stored.
         """
@@ -222,7 +244,9 @@ class KeptRepairsPolicy(TreePolicy):
             span = span_plan.cache_span
             if not span.exact and len(span.tokens) >= length:
                 start, tokens = span.start, span.tokens.cut(0, length)
-                links[index] = CacheSpan(start, start + length, False, tokens, before.digest(), start)
+                links[index] = CacheSpan(
+                    start, start + length, False, tokens, before.digest(), start
+                )
             before.update(b"%d,%d:" % (span.independent, span.stop - span.start))
             before.update(span.tokens.tobytes())
         return links
@@ -231,8 +255,11 @@ class KeptRepairsPolicy(TreePolicy):
         """Return the tokens of the repairs of a request, which are computed in copies."""
         return self.need(request).copies
 
-    def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Store the computed tokens of a cache span, and the repairs once the prompt is complete."""
+    def insert(
+        self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0
+    ) -> None:
+        """Store the computed tokens of a cache span, and the repairs once the prompt is
+        complete."""
         super().insert(allocation, computed, now, cache_span)
         if computed >= allocation.plan.prompt:
             for index, link in self._links(allocation.plan).items():
@@ -271,7 +298,9 @@ class WholePromptIndex(SharedIndex):
 
     def __init__(self, tree: PrefixTree) -> None:
         super().__init__(tree)
-        self._keys: dict[int, tuple[Request, RootKey]] = {}  # of the last requests: each is looked up in many steps
+        self._keys: dict[
+            int, tuple[Request, RootKey]
+        ] = {}  # of the last requests: each is looked up in many steps
 
     def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
         known = self._keys.get(request.id)
@@ -290,10 +319,16 @@ class WholePromptIndex(SharedIndex):
 
 
 class PublishedStudyPolicy(TreePolicy):
-    """Every complete request stores a private entry of its whole prompt with all states, computed or reused."""
+    """Every complete request stores a private entry of its whole prompt with all states, computed
+    or reused."""
 
     def __init__(
-        self, rules: ReuseRules, store: Store, roots: PrivateIndex, placer: Placer, ledger: Ledger | None = None
+        self,
+        rules: ReuseRules,
+        store: Store,
+        roots: PrivateIndex,
+        placer: Placer,
+        ledger: Ledger | None = None,
     ) -> None:
         assert rules.layout is whole, "a whole entry needs a prompt of one cache span"
         super().__init__(rules, store, roots, placer, ledger)
@@ -313,7 +348,9 @@ class PublishedStudyPolicy(TreePolicy):
         return complete
 
     def _insertion_start(self, allocation: TreeAllocation, cache_span: int) -> Node:
-        return self.index.insertion_root(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
+        return self.index.insertion_root(
+            allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span
+        )
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
         """Do nothing: output tokens are not stored."""
@@ -333,7 +370,9 @@ class PrivateIndex:
         return request.cache_salt, request.group_id, cache_span.parent_hash
 
     def find(self, request: Request, cache_span: CacheSpan) -> tuple[Node, int]:
-        roots = [root for root in self._roots.get(self.key(request, cache_span), ()) if root.children]
+        roots = [
+            root for root in self._roots.get(self.key(request, cache_span), ()) if root.children
+        ]
         matches = [self._tree.match(root, cache_span.tokens) for root in roots]
         return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
 

@@ -1,7 +1,7 @@
 """Real servers that a study starts by itself: their environment, model, process, address and log.
 
-A kind of server is a class with its command line. The process runs under `guard.py`, which ends it with the study,
-however the study ends.
+A kind of server is a class with its command line. The process runs under `guard.py`, which ends it
+with the study, however the study ends.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class EmbeddedServer(ABC):
     `version`      of the server that they install
     `policy`       of the arms that it serves; empty: any
     `overrides`    of the entry `rendezvous`, for a study that it serves
-    `reset_path`   path to POST to that empties the cache; None: the server has none and is started again
+    `reset_path`   path to POST to that empties the cache; None: the server has none and is started
+                   again
     `health_path`  path that answers once requests are served
     `logs_steps`   whether `Launch.steps` is written
     `knows_salts`  whether requests with different `cache_salt` share nothing
@@ -101,7 +102,8 @@ class EmbeddedServer(ABC):
         return set_up(self.environment)
 
     def check(self, study: Study) -> None:
-        """Raise ValueError for a study that the server cannot serve, such as one of another cache."""
+        """Raise ValueError for a study that the server cannot serve, such as one of another
+        cache."""
         (arm,) = study.chosen()
         if self.policy and study.arms[arm].policy_name != self.policy:
             chosen = f"only={study.runs.only} with server.engine={study.server.engine}"
@@ -109,7 +111,8 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def command(self, launch: Launch) -> list[str]:
-        """Return the command that serves OpenAI's protocol at the port; its first word is a path or `python`."""
+        """Return the command that serves OpenAI's protocol at the port; its first word is a path or
+        `python`."""
 
     def variables(self, launch: Launch) -> dict[str, str]:
         """Return further environment variables of the process."""
@@ -121,12 +124,16 @@ SERVERS: Registry[EmbeddedServer] = Registry("server")
 
 
 def as_served(study: Study, requests: Sequence[Request]) -> Sequence[Request]:
-    """Return requests as the server gets them: its own ids and answers, and no salts where it ignores them."""
+    """Return requests as the server gets them: its own ids and answers, and no salts where it
+    ignores them."""
     engine = study.server.engine
     knows_salts = engine == NO_ENGINE or SERVERS.make(engine, {}, {}).knows_salts
     mapped = remap_tokens(requests, study.model.vocab_size)
     salts = [request.cache_salt if knows_salts else "" for request in mapped]
-    return [replace(request, output=None, cache_salt=salt) for request, salt in zip(mapped, salts, strict=True)]
+    return [
+        replace(request, output=None, cache_salt=salt)
+        for request, salt in zip(mapped, salts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -144,14 +151,19 @@ class RunningServer:
     process: subprocess.Popen[bytes]
 
     def check_alive(self) -> None:
-        """Raise ValueError, with the end of its log, where the server has ended or says that it is not healthy."""
+        """Raise ValueError, with the end of its log, where the server has ended or says that it is
+        not healthy."""
         if _is_healthy(f"{self.base_url}{self.kind.health_path}"):
             return
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(2 * guard.GRACE_S)  # the guard ends what the server leaves behind
         if self.process.returncode is None:
-            raise ValueError(_described(self.launch, f"does not answer {self.kind.health_path} any more"))
-        raise ValueError(_ended(self.launch, "ended while requests were served", self.process.returncode))
+            raise ValueError(
+                _described(self.launch, f"does not answer {self.kind.health_path} any more")
+            )
+        raise ValueError(
+            _ended(self.launch, "ended while requests were served", self.process.returncode)
+        )
 
 
 @contextmanager
@@ -172,7 +184,9 @@ def running(launch: Launch) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def _guarded(command: list[str], variables: dict[str, str], log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _guarded(
+    command: list[str], variables: dict[str, str], log: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     process = subprocess.Popen(
         [sys.executable, "-I", guard.__file__, *command],
@@ -198,7 +212,9 @@ def _await(process: subprocess.Popen[bytes], url: str, timeout_s: float, launch:
         if _is_healthy(url):
             return
         if time.monotonic() > deadline:
-            raise ValueError(_described(launch, f"did not answer within server.start_timeout_s={timeout_s:g}"))
+            raise ValueError(
+                _described(launch, f"did not answer within server.start_timeout_s={timeout_s:g}")
+            )
         time.sleep(_PERIOD_S)
 
 
@@ -215,7 +231,9 @@ def _ended(launch: Launch, what: str, status: int) -> str:
 
 def _described(launch: Launch, what: str) -> str:
     """Return one sentence about a server, with the end of its log."""
-    lines = [line.strip() for line in launch.log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in launch.log.read_text(errors="replace").splitlines() if line.strip()
+    ]
     errors = (_ERROR.search(line) for line in lines if "WARN" not in line)
     first = next(filter(None, errors), None)  # later ones mostly follow from it
     cause = "" if first is None else f"its first error is {first[0][:_LONGEST_LINE]}; "
@@ -225,22 +243,30 @@ def _described(launch: Launch, what: str) -> str:
 
 
 def free_port(wanted: int | None) -> int:
-    """Return a free port of the loopback interface; ValueError where the one that is wanted is in use."""
+    """Return a free port of the loopback interface; ValueError where the one that is wanted is in
+    use."""
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, wanted or 0))
         except OSError as error:
-            raise ValueError(f"server.port={wanted}: expected a free port ({error.strerror})") from error
+            raise ValueError(
+                f"server.port={wanted}: expected a free port ({error.strerror})"
+            ) from error
         return int(probe.getsockname()[1])
 
 
 def set_up(environment: str) -> Path:
-    """Install an environment if it is missing, and return its Python; ValueError where that fails."""
+    """Install an environment if it is missing, and return its Python; ValueError where that
+    fails."""
     python = HOME / ".venvs" / environment / "bin" / "python"
     script = f'source "{HOME}/requirements/setup.sh"; set_up {environment}'
-    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)
+    done = subprocess.run(
+        ["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=_STDERR, check=False
+    )
     if done.returncode:
-        raise ValueError(f"the environment {environment} could not be set up, see above; expected {python}")
+        raise ValueError(
+            f"the environment {environment} could not be set up, see above; expected {python}"
+        )
     return python
 
 
@@ -250,7 +276,8 @@ def set_up(environment: str) -> Path:
 
 
 def served_folder(study: Study) -> Path:
-    """Return the Hugging Face folder of a study's model: packaged, of a path, or with weights drawn here.
+    """Return the Hugging Face folder of a study's model: packaged, of a path, or with weights drawn
+    here.
 
     Drawn weights are kept in the user's cache. ValueError where they cannot be drawn.
     """
@@ -260,7 +287,9 @@ def served_folder(study: Study) -> Path:
     if engine.weights == "path":
         return Path(str(engine.path))
     if engine.weights != "random":
-        raise ValueError(f"engine.weights={engine.weights} with server.engine: expected package, path or random")
+        raise ValueError(
+            f"engine.weights={engine.weights} with server.engine: expected package, path or random"
+        )
     content = orjson.dumps(find_config(name, "model.name").keys, option=orjson.OPT_SORT_KEYS)
     dtype, seed = dtype_of(study.model), str(engine.seed)
     digest = hashlib.sha256(b" ".join([content, dtype.encode(), seed.encode()])).hexdigest()[:16]
@@ -278,7 +307,9 @@ def _draw(config: bytes, folder: Path, dtype: str, seed: str) -> None:
         source = temporary / "source.json"
         source.write_bytes(config)
         command = [set_up(_MAKER), "-I", _MODEL_SCRIPT, source, temporary, dtype, seed]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(word) for word in command], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise ValueError(f"model.name={folder.name}: its weights could not be drawn: {last}")
@@ -290,8 +321,8 @@ def _draw(config: bytes, folder: Path, dtype: str, seed: str) -> None:
 
 
 # ------------------------------------------------------------------------------
-# llama.cpp's server for CPUs: the version of the preset `llama_cpp`, built from the source of a Python
-# package.
+# llama.cpp's server for CPUs: the version of the preset `llama_cpp`, built from the source of a
+# Python package.
 # ------------------------------------------------------------------------------
 
 _LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
@@ -310,7 +341,8 @@ class LlamaCpp(EmbeddedServer):
     knows_salts = False
 
     def command(self, launch: Launch) -> list[str]:
-        """Return the command of the server; the study's store is its context, in whole units of 256 tokens."""
+        """Return the command of the server; the study's store is its context, in whole units of 256
+        tokens."""
         study = launch.study
         (arm,) = study.chosen()
         rules = POLICIES.schema(self.policy)(**study.arms[arm].options)
@@ -318,7 +350,9 @@ class LlamaCpp(EmbeddedServer):
             "alias": study.model.name,
             "host": LOOPBACK,
             "port": launch.port,
-            "ctx-size": _slots_context(launch, 1 if rules.kv_unified else rules.parallel, rules.parallel),
+            "ctx-size": _slots_context(
+                launch, 1 if rules.kv_unified else rules.parallel, rules.parallel
+            ),
             "parallel": rules.parallel,
             "batch-size": study.batch.max_num_batched_tokens,
             "slot-prompt-similarity": rules.slot_prompt_similarity,
@@ -336,13 +370,16 @@ class LlamaCpp(EmbeddedServer):
 
 
 def _slots_context(launch: Launch, parts: int, slots: int) -> int:
-    """Return the tokens of all slots, in `parts` equal parts; without a limit, each slot takes the longest request."""
+    """Return the tokens of all slots, in `parts` equal parts; without a limit, each slot takes the
+    longest request."""
     budget = launch.study.store.budget
     limit = min(budget.total_bytes, budget.kv_bytes)
     unit = _CONTEXT_UNIT * parts
     if limit >= UNLIMITED:
         return math.ceil(slots * launch.longest / unit) * unit
-    return max(unit, limit // held_token_bytes(launch.study.model, launch.study.batch) // unit * unit)
+    return max(
+        unit, limit // held_token_bytes(launch.study.model, launch.study.batch) // unit * unit
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -366,7 +403,8 @@ class MistralRs(EmbeddedServer):
     knows_salts = False
 
     def check(self, study: Study) -> None:
-        """Raise ValueError for an arm of another cache, or with an eviction that a CPU does not have."""
+        """Raise ValueError for an arm of another cache, or with an eviction that a CPU does not
+        have."""
         super().check(study)
         (arm,) = study.chosen()
         limit = study.arms[arm].options.get("prefix_cache_n", 16)
@@ -386,7 +424,14 @@ class MistralRs(EmbeddedServer):
             "max-seqs": study.batch.max_num_seqs,
         }
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return ["python", "-I", str(_MISTRALRS_SERVER), str(served_folder(study)), *given, *study.server.arguments]
+        return [
+            "python",
+            "-I",
+            str(_MISTRALRS_SERVER),
+            str(served_folder(study)),
+            *given,
+            *study.server.arguments,
+        ]
 
     def variables(self, launch: Launch) -> dict[str, str]:
         """Return what keeps the server offline."""
@@ -394,7 +439,8 @@ class MistralRs(EmbeddedServer):
 
 
 # ------------------------------------------------------------------------------
-# vLLM for CPUs: the version of the preset `vllm_0_32`, with the decisions of its scheduler in a log.
+# vLLM for CPUs: the version of the preset `vllm_0_32`, with the decisions of its scheduler in a
+# log.
 # ------------------------------------------------------------------------------
 
 VLLM_PRESET = "vllm_0_32"
@@ -413,7 +459,8 @@ class VllmCpu(EmbeddedServer):
     logs_steps = True
 
     def check(self, study: Study) -> None:
-        """Raise ValueError for an arm that is no pool of blocks, or for blocks that its attention does not have."""
+        """Raise ValueError for an arm that is no pool of blocks, or for blocks that its attention
+        does not have."""
         size = _block_size(study)
         if size is not None and size % _VLLM_WIDTH:
             (arm,) = study.chosen()
@@ -440,12 +487,21 @@ class VllmCpu(EmbeddedServer):
             options["block-size"] = size
             shape = block_shape(study.model, held_token_bytes(study.model, study.batch), size)
             if (limit := shape.limit(study.store.budget)) < UNLIMITED:
-                options["num-gpu-blocks-override"] = shape.pool(limit).num_blocks + 1  # one is its null block
+                options["num-gpu-blocks-override"] = (
+                    shape.pool(limit).num_blocks + 1
+                )  # one is its null block
         flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
         flags += ["--async-scheduling"] if batch.async_scheduling else ["--no-async-scheduling"]
         flags += [] if batch.enable_chunked_prefill else ["--no-enable-chunked-prefill"]
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return ["python", "-m", "vllm.entrypoints.openai.api_server", *given, *flags, *study.server.arguments]
+        return [
+            "python",
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *given,
+            *flags,
+            *study.server.arguments,
+        ]
 
     def variables(self, launch: Launch) -> dict[str, str]:
         """Return what keeps the server offline and writes its steps."""
@@ -461,8 +517,11 @@ class VllmCpu(EmbeddedServer):
 
 
 def _block_size(study: Study) -> int | None:
-    """Return the block size that the study sets, None for the server's own; ValueError for an arm without a pool."""
+    """Return the block size that the study sets, None for the server's own; ValueError for an arm
+    without a pool."""
     (arm,) = study.chosen()
     if (pool := study.arms[arm].pool) is None:
-        raise ValueError(f"only={study.runs.only} with server.engine=vllm_cpu: expected {VLLM_PRESET}")
+        raise ValueError(
+            f"only={study.runs.only} with server.engine=vllm_cpu: expected {VLLM_PRESET}"
+        )
     return pool.block_size

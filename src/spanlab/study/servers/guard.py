@@ -1,7 +1,9 @@
-"""Runs a command, and ends it with all of its processes when standard input closes: python guard.py COMMAND….
+"""Runs a command, and ends it with all of its processes when standard input closes: python guard.py
+COMMAND….
 
-The study holds the other end of that pipe. However the study ends, also by SIGKILL, the pipe closes and no server is
-left behind. It runs in the environment of the server: standard library alone, nothing of spanlab.
+The study holds the other end of that pipe. However the study ends, also by SIGKILL, the pipe closes
+and no server is left behind. It runs in the environment of the server: standard library alone,
+nothing of spanlab.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def send(processes: list[int], number: int) -> None:
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, then what it leaves behind; kill what has not ended after the time of grace."""
+    """Ask the server to end, then what it leaves behind; kill what has not ended after the time of
+    grace."""
     server.terminate()
     deadline = time.monotonic() + GRACE_S
     signalled = False

@@ -1,7 +1,9 @@
-"""Serves a model by llama.cpp's server: python llama_server.py FOLDER FILE.gguf -- ARGUMENTS OF llama-server.
+"""Serves a model by llama.cpp's server: python llama_server.py FOLDER FILE.gguf -- ARGUMENTS OF
+llama-server.
 
-It runs in the environment `llama_cpp` and needs nothing of spanlab. It writes the weights of a Hugging Face folder as
-GGUF, in their own precision, and becomes the server. The tokenizer has one word per token id: prompts are ids.
+It runs in the environment `llama_cpp` and needs nothing of spanlab. It writes the weights of a
+Hugging Face folder as GGUF, in their own precision, and becomes the server. The tokenizer has one
+word per token id: prompts are ids.
 """
 
 import json
@@ -15,7 +17,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-#: By model type: llama.cpp's architecture, and whether it pairs the halves of a head otherwise than Hugging Face.
+#: By model type: llama.cpp's architecture, and whether it pairs the halves of a head otherwise than
+#: Hugging Face.
 ARCHITECTURES = {
     "llama": (gguf.MODEL_ARCH.LLAMA, True),
     "mistral": (gguf.MODEL_ARCH.LLAMA, True),
@@ -34,16 +37,23 @@ def tensors_of(file: Path) -> Iterator[tuple[str, np.ndarray]]:
         if name == "__metadata__":
             continue
         if entry["dtype"] not in TYPES:
-            raise SystemExit(f"{file.name}: {name} has type {entry['dtype']}, expected one of {', '.join(TYPES)}")
+            raise SystemExit(
+                f"{file.name}: {name} has type {entry['dtype']}, expected one of {', '.join(TYPES)}"
+            )
         start, stop = entry["data_offsets"]
-        values = content[8 + length + start : 8 + length + stop].view(TYPES[entry["dtype"]]).reshape(entry["shape"])
+        values = (
+            content[8 + length + start : 8 + length + stop]
+            .view(TYPES[entry["dtype"]])
+            .reshape(entry["shape"])
+        )
         if entry["dtype"] == "BF16":
             values = (values.astype(np.uint32) << 16).view(np.float32)
         yield name, values
 
 
 def paired(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Return query or key weights with the rows of each head in llama.cpp's order: neighbours rotate together."""
+    """Return query or key weights with the rows of each head in llama.cpp's order: neighbours
+    rotate together."""
     rows = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
     return rows.swapaxes(1, 2).reshape(weights.shape)
 
@@ -65,19 +75,26 @@ def write(folder: Path, target: Path) -> None:
         for name, values in tensors_of(file):
             short = names.get_name(name, try_suffixes=(".weight", ".bias"))
             if short is None:
-                raise SystemExit(f"{file.name}: {name} has no place in llama.cpp's architecture {kind}")
+                raise SystemExit(
+                    f"{file.name}: {name} has no place in llama.cpp's architecture {kind}"
+                )
             if pairs and ".q_proj." in name:
                 values = paired(values, heads)
             if pairs and ".k_proj." in name:
                 values = paired(values, kv_heads)
-            writer.add_tensor(short, np.ascontiguousarray(values if values.ndim > 1 else values.astype(np.float32)))
+            writer.add_tensor(
+                short,
+                np.ascontiguousarray(values if values.ndim > 1 else values.astype(np.float32)),
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any], heads: int, kv_heads: int) -> None:
+def add_settings(
+    writer: gguf.GGUFWriter, config: dict[str, Any], heads: int, kv_heads: int
+) -> None:
     """Add the sizes of the model and its rotation."""
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
@@ -105,7 +122,10 @@ def add_words(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_token_list([f"t{token}" for token in range(count)])
     writer.add_token_scores([0.0] * count)
     writer.add_token_types([gguf.TokenType.NORMAL] * count)
-    for key, add in (("bos_token_id", writer.add_bos_token_id), ("eos_token_id", writer.add_eos_token_id)):
+    for key, add in (
+        ("bos_token_id", writer.add_bos_token_id),
+        ("eos_token_id", writer.add_eos_token_id),
+    ):
         if isinstance(token := config.get(key), int):
             add(token)
     writer.add_add_bos_token(False)
@@ -118,7 +138,9 @@ def server() -> Path:
     for folder in folders or ():
         if (program := Path(folder) / "bin" / "llama-server").is_file():
             return program
-    raise SystemExit("the package llama_cpp has no bin/llama-server: expected the one of requirements/llama_cpp.txt")
+    raise SystemExit(
+        "the package llama_cpp has no bin/llama-server: expected the one of requirements/llama_cpp.txt"
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Writes a model with drawn weights as a Hugging Face folder: python make_model.py CONFIG.json FOLDER DTYPE SEED.
+"""Writes a model with drawn weights as a Hugging Face folder: python make_model.py CONFIG.json
+FOLDER DTYPE SEED.
 
-It runs in the environment of a server, which has torch and transformers, and needs nothing of spanlab. The weights are
-those of the engine with `engine.weights=random` and the same seed. The tokenizer has one word per token id.
+It runs in the environment of a server, which has torch and transformers, and needs nothing of
+spanlab. The weights are those of the engine with `engine.weights=random` and the same seed. The
+tokenizer has one word per token id.
 """
 
 import json
@@ -22,7 +24,9 @@ def main(config_file: str, folder: str, dtype: str, seed: str) -> None:
     words = {f"t{token}": token for token in range(config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="t1", eos_token="t2").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="t1", eos_token="t2"
+    ).save_pretrained(folder)
 
 
 if __name__ == "__main__":

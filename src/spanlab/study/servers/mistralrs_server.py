@@ -1,7 +1,9 @@
-"""Serves a model by mistral.rs over OpenAI's protocol: python mistralrs_server.py FOLDER --name N --port P ….
+"""Serves a model by mistral.rs over OpenAI's protocol: python mistralrs_server.py FOLDER --name N
+--port P ….
 
-It runs in the environment `mistralrs`, whose package has no server, and needs nothing of spanlab. Prompts are token
-ids. mistral.rs takes texts, so the model gets a tokenizer with one word per id: a prompt has the tokens of its ids.
+It runs in the environment `mistralrs`, whose package has no server, and needs nothing of spanlab.
+Prompts are token ids. mistral.rs takes texts, so the model gets a tokenizer with one word per id: a
+prompt has the tokens of its ids.
 """
 
 import argparse
@@ -20,11 +22,14 @@ LARGEST_BODY = 1 << 26
 
 
 def linked_folder(source: Path, target: Path) -> Path:
-    """Fill a folder with a model's weights and settings as mistral.rs reads them, and a tokenizer of words."""
+    """Fill a folder with a model's weights and settings as mistral.rs reads them, and a tokenizer
+    of words."""
     config = json.loads((source / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
-        config.setdefault("rope_theta", rope["rope_theta"])  # mistral.rs reads the form of transformers 4
+        config.setdefault(
+            "rope_theta", rope["rope_theta"]
+        )  # mistral.rs reads the form of transformers 4
     # a prompt of its own, with which mistral.rs warms up and which it keeps, becomes this token
     end = config.get("eos_token_id") or 0
     words = {WORD.format(token): token for token in range(config["vocab_size"])}
@@ -36,7 +41,12 @@ def linked_folder(source: Path, target: Path) -> Path:
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
         "model": {"type": "WordLevel", "vocab": words, "unk_token": WORD.format(end)},
     }
     (target / "config.json").write_text(json.dumps(config))
@@ -55,7 +65,11 @@ class BadRequestError(Exception):
 def request_of(body: dict[str, Any], vocabulary: int) -> ChatCompletionRequest:
     """Return the request of a body of /v1/completions."""
     prompt, tokens = body.get("prompt"), body.get("max_tokens")
-    if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
+    if (
+        not isinstance(prompt, list)
+        or not prompt
+        or not all(type(token) is int for token in prompt)
+    ):
         raise BadRequestError("prompt: expected a list of token ids")
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         raise BadRequestError(f"prompt: expected token ids from 0 to {vocabulary - 1}")
@@ -85,7 +99,8 @@ def usage_of(usage: Any) -> dict[str, Any]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers /health, /v1/models and streamed /v1/completions; a subclass has the runner and its model."""
+    """Answers /health, /v1/models and streamed /v1/completions; a subclass has the runner and its
+    model."""
 
     runner: Runner
     name: str
@@ -97,7 +112,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self._reply(HTTPStatus.OK, {"status": "ok"})
         elif self.path == "/v1/models":
-            self._reply(HTTPStatus.OK, {"object": "list", "data": [{"id": self.name, "object": "model"}]})
+            self._reply(
+                HTTPStatus.OK, {"object": "list", "data": [{"id": self.name, "object": "model"}]}
+            )
         else:
             self._reply(HTTPStatus.NOT_FOUND, {"error": {"message": f"no such path: {self.path}"}})
 
@@ -122,10 +139,19 @@ class Handler(BaseHTTPRequestHandler):
         try:
             for chunk in self.runner.send_chat_completion_request(request):
                 choices = [
-                    {"index": 0, "text": choice.delta.content or "", "finish_reason": choice.finish_reason}
+                    {
+                        "index": 0,
+                        "text": choice.delta.content or "",
+                        "finish_reason": choice.finish_reason,
+                    }
                     for choice in chunk.choices
                 ]
-                event = {"id": chunk.id, "object": "text_completion", "model": self.name, "choices": choices}
+                event = {
+                    "id": chunk.id,
+                    "object": "text_completion",
+                    "model": self.name,
+                    "choices": choices,
+                }
                 if chunk.usage is not None:
                     event["usage"] = usage_of(chunk.usage)
                 self._write(event)
@@ -166,7 +192,9 @@ def main() -> None:
             prefix_cache_n=given.prefix_cache_n,
             no_paged_attn=True,
         )
-        handler = type("Served", (Handler,), {"runner": runner, "name": given.name, "vocabulary": vocabulary})
+        handler = type(
+            "Served", (Handler,), {"runner": runner, "name": given.name, "vocabulary": vocabulary}
+        )
         ThreadingHTTPServer((given.host, given.port), handler).serve_forever()
 
 

@@ -1,8 +1,10 @@
-"""Steps of a running vLLM scheduler, read from the log of its hook, and the same steps decided by ours.
+"""Steps of a running vLLM scheduler, read from the log of its hook, and the same steps decided by
+ours.
 
-The log says when each request was added, what each step computed, which tokens came out, and what was aborted. That is
-a case of the entry `schedule` whose arrivals are measured: our scheduler gets every request before the step before
-which the server's got it. Equality is then decidable, however the clients' timing came out.
+The log says when each request was added, what each step computed, which tokens came out, and what
+was aborted. That is a case of the entry `schedule` whose arrivals are measured: our scheduler gets
+every request before the step before which the server's got it. Equality is then decidable, however
+the clients' timing came out.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from spanlab.typed_json import first_mistake
 # ------------------------------------------------------------------------------
 
 TokensById = dict[str, int]
-_CLIENT_ID = re.compile(r"-(\d+)-0(?:-[0-9a-f]+)?$")  # vLLM's id of a request that the client has numbered
+_CLIENT_ID = re.compile(
+    r"-(\d+)-0(?:-[0-9a-f]+)?$"
+)  # vLLM's id of a request that the client has numbered
 
 
 class _Event(BaseModel):
@@ -45,7 +49,8 @@ _GROUP_KINDS: dict[str, GroupKind] = {
 
 
 class Group(BaseModel):
-    """Layers that share a cache: the kind of their specification, tokens and bytes per block, number of layers.
+    """Layers that share a cache: the kind of their specification, tokens and bytes per block,
+    number of layers.
 
     `span`  tokens of a window or a chunk; 0 in logs of earlier hooks, whose servers have neither
     """
@@ -59,7 +64,8 @@ class Group(BaseModel):
 
 
 class Start(_Event):
-    """The scheduler was made: its limits, and the layout of its cache. `num_blocks` counts the null block.
+    """The scheduler was made: its limits, and the layout of its cache. `num_blocks` counts the null
+    block.
 
     `cuda_graphs`  whether steps of few tokens run as captured graphs; None in logs of earlier hooks
     """
@@ -96,9 +102,11 @@ class Add(_Event):
 
 
 class Plan(_Event):
-    """A step was planned: tokens by request, reused tokens of those that started, and drafts to verify.
+    """A step was planned: tokens by request, reused tokens of those that started, and drafts to
+    verify.
 
-    `chunk_block_size`  tokens of the blocks at whose ends the prompts of hybrids are cut; None in logs of earlier hooks
+    `chunk_block_size`  tokens of the blocks at whose ends the prompts of hybrids are cut; None in
+                        logs of earlier hooks
     """
 
     event: Literal["plan"]
@@ -152,13 +160,15 @@ def read_events(path: Path) -> list[Any]:
 
 
 def write_last_run(log: Path, path: Path) -> None:
-    """Copy the last run of a server's log: its last start, and what followed the last time its cache was emptied.
+    """Copy the last run of a server's log: its last start, and what followed the last time its
+    cache was emptied.
 
     ValueError where the cache could not be emptied, or where the log does not say so.
     """
     lines = log.read_bytes().split(b"\n")[:-1]
     starts, resets = (
-        [n for n, line in enumerate(lines) if line.startswith(_MARK % name)] for name in (b"start", b"reset")
+        [n for n, line in enumerate(lines) if line.startswith(_MARK % name)]
+        for name in (b"start", b"reset")
     )
     if not starts or not resets or not orjson.loads(lines[resets[-1]])["done"]:
         raise ValueError(f"{log}: expected a server whose cache was emptied before the run")
@@ -172,11 +182,15 @@ def read_run(path: Path) -> LiveRun:
     """Read a file of `write_last_run`; ValueError for another one."""
     events = read_events(path)
     if not events or not isinstance(events[0], Start):
-        raise ValueError(f"{path}: expected the start of a scheduler first, as the hook of a server writes it")
+        raise ValueError(
+            f"{path}: expected the start of a scheduler first, as the hook of a server writes it"
+        )
     try:
         return LiveRun(events[0], events[1:])
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{path}: {error}; expected one run of one server, from an empty cache") from error
+        raise ValueError(
+            f"{path}: {error}; expected one run of one server, from an empty cache"
+        ) from error
 
 
 # ------------------------------------------------------------------------------
@@ -185,7 +199,8 @@ def read_run(path: Path) -> LiveRun:
 
 
 class ServedStep(NamedTuple):
-    """A step of the server: tokens by request, when its planning began, and when its outputs arrived."""
+    """A step of the server: tokens by request, when its planning began, and when its outputs
+    arrived."""
 
     tokens: dict[str, int]
     began: int
@@ -194,7 +209,8 @@ class ServedStep(NamedTuple):
 
 @dataclass
 class Served:
-    """What the server did with one request; steps are counted from 0, times are nanoseconds of the log's clock.
+    """What the server did with one request; steps are counted from 0, times are nanoseconds of the
+    log's clock.
 
     `reused`      tokens that its first start reused; None: it never started
     `started`     the step that started it
@@ -222,7 +238,9 @@ class Served:
         """The number that the client gave the request; ValueError where it gave none."""
         match = _CLIENT_ID.search(self.id)
         if match is None:
-            raise ValueError(f"steps of a server: request id {self.id}: expected the number that the client sent")
+            raise ValueError(
+                f"steps of a server: request id {self.id}: expected the number that the client sent"
+            )
         return int(match[1])
 
 
@@ -239,10 +257,14 @@ class LiveRun:
         self.steps: list[ServedStep] = []
         self.chunk_block_sizes = set[int]()
         self._by_id: dict[str, Served] = {}
-        self._planned: list[tuple[int, Plan]] = []  # steps whose outputs are outstanding; empty plans are not counted
+        self._planned: list[
+            tuple[int, Plan]
+        ] = []  # steps whose outputs are outstanding; empty plans are not counted
         for event in events:
             getattr(self, f"_{type(event).__name__.lower()}")(event)
-        while self.steps and not self.steps[-1].tokens:  # plans that only tell the workers what has ended
+        while (
+            self.steps and not self.steps[-1].tokens
+        ):  # plans that only tell the workers what has ended
             self.steps.pop()
         for served in self.requests:
             if served.last is None and served.abort_step is None:  # the server ended before it
@@ -269,7 +291,9 @@ class LiveRun:
             self._by_id[request].reused, self._by_id[request].started = reused, number
         for request in event.preempted:
             self._by_id[request].preemptions += 1
-        if event.tokens or not self._planned:  # a plan that only waits for the step under way is no step
+        if (
+            event.tokens or not self._planned
+        ):  # a plan that only waits for the step under way is no step
             self.steps.append(ServedStep(event.tokens, event.began, event.at))
             if event.tokens:
                 self._planned.append((number, event))
@@ -297,10 +321,14 @@ class LiveRun:
 
     def _reset(self, event: Reset) -> None:
         """Emptied caches begin a run; one within a run is no part of a case."""
-        raise ValueError("the cache was emptied while a run was served: expected one run, from a reset to the next")
+        raise ValueError(
+            "the cache was emptied while a run was served: expected one run, from a reset to the next"
+        )
 
     def _start(self, event: Start) -> None:
-        raise ValueError("the server started again while a run was served: expected one run of one server")
+        raise ValueError(
+            "the server started again while a run was served: expected one run of one server"
+        )
 
     @cached_property
     def case(self) -> Case:
@@ -319,7 +347,9 @@ class LiveRun:
         }
         if start.draft_tokens:
             content |= {"draft_tokens": start.draft_tokens, "draft_method": start.draft_method}
-        return Case.model_validate(content | {"requests": [_request(served, start) for served in self.requests]})
+        return Case.model_validate(
+            content | {"requests": [_request(served, start) for served in self.requests]}
+        )
 
 
 def _groups(start: Start) -> dict[str, Any]:
@@ -328,13 +358,21 @@ def _groups(start: Start) -> dict[str, Any]:
         raise ValueError("the server has no prefix cache: expected enable_prefix_caching")
     if unknown := {group.kind for group in start.groups} - set(_GROUP_KINDS):
         expected = ", ".join(_GROUP_KINDS)
-        raise ValueError(f"the server has groups of {', '.join(sorted(unknown))}: expected {expected}")
+        raise ValueError(
+            f"the server has groups of {', '.join(sorted(unknown))}: expected {expected}"
+        )
     groups = [
-        {"kind": _GROUP_KINDS[group.kind], "block_size": group.block_size, "span": group.span} for group in start.groups
+        {"kind": _GROUP_KINDS[group.kind], "block_size": group.block_size, "span": group.span}
+        for group in start.groups
     ]
     states = sum(group["kind"] == "state" for group in groups)
     mode = start.mamba_mode if states else None
-    return {"groups": groups, "mamba_mode": mode, "state_groups": states, "retention": start.retention}
+    return {
+        "groups": groups,
+        "mamba_mode": mode,
+        "state_groups": states,
+        "retention": start.retention,
+    }
 
 
 def _request(served: Served, start: Start) -> dict[str, Any]:
@@ -368,7 +406,8 @@ class Decided(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A step in which the two schedulers computed different tokens; `None` stands for a step that did not occur."""
+    """A step in which the two schedulers computed different tokens; `None` stands for a step that
+    did not occur."""
 
     step: int
     served: dict[str, int] | None
@@ -396,12 +435,18 @@ class Rendezvous:
         return served.reused == (None if ours is None else ours.reused)
 
     def same_course(self, number: int) -> bool:
-        """Whether a request started, made its first token and ended in the same steps, as often preempted."""
+        """Whether a request started, made its first token and ended in the same steps, as often
+        preempted."""
         served, ours = self.run.requests[number], self.decided.get(number)
         if served.last is None:  # aborted: its steps are compared, its end is not ours to decide
             return True
         course = served.started, served.first, served.last, served.preemptions
-        return ours is not None and course == (ours.started, ours.first, ours.last, ours.preemptions)
+        return ours is not None and course == (
+            ours.started,
+            ours.first,
+            ours.last,
+            ours.preemptions,
+        )
 
 
 def meet(run: LiveRun, preset: str, state_bytes: int = 0) -> Rendezvous:
@@ -428,16 +473,21 @@ def meet(run: LiveRun, preset: str, state_bytes: int = 0) -> Rendezvous:
     theirs = [{numbers[name]: count for name, count in step.tokens.items()} for step in run.steps]
     longest = max(len(ours), len(theirs))
     pairs = ((_at(theirs, step), _at(ours, step)) for step in range(longest))
-    differences = tuple(Difference(step, *pair) for step, pair in enumerate(pairs) if pair[0] != pair[1])
+    differences = tuple(
+        Difference(step, *pair) for step, pair in enumerate(pairs) if pair[0] != pair[1]
+    )
     return Rendezvous(run, decided, longest, differences, work)
 
 
 def other_release(run: LiveRun, preset: str) -> tuple[str, ...]:
-    """Return one sentence if the server is of another release of vLLM than the preset, else none."""
+    """Return one sentence if the server is of another release of vLLM than the preset, else
+    none."""
     release = preset.removeprefix("vllm_").replace("_", ".")
     if run.start.version.startswith(f"{release}."):
         return ()
-    return (f"the server is vLLM {run.start.version}, decided as {preset}: expected the preset of its release",)
+    return (
+        f"the server is vLLM {run.start.version}, decided as {preset}: expected the preset of its release",
+    )
 
 
 def _at(steps: Sequence[dict[str, int]], number: int) -> dict[str, int] | None:
@@ -468,7 +518,9 @@ class Fault(NamedTuple):
 #: Known faults by the name that `analyses.rendezvous.accept` takes.
 FAULTS = {
     "block_size": Fault(
-        lambda run: run.start.mamba_mode == "align" and bool(run.chunk_block_sizes - {run.start.block_size}),
+        lambda run: (
+            run.start.mamba_mode == "align" and bool(run.chunk_block_sizes - {run.start.block_size})
+        ),
         "a fault of vLLM 0.32.0: its worker raises the block size of a hybrid, and its scheduler goes on cutting "
         "prompts at the smaller one, so that states are stored where no request looks for them; with --block-size "
         "(here pool.block_size) set to the raised size both agree",

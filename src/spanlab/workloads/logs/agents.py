@@ -15,7 +15,15 @@ from spanlab.workloads.logs.log import Entry, Identity, Ids, hash_name
 from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import UNKNOWN_TOKENS, BodyReader
 from spanlab.workloads.logs.rows import BadFieldError, Row, count_of, counted, output_in
-from spanlab.workloads.logs.source import FOLDER, LOG_FORMATS, LogFile, LogFormat, by_time, folder_has, parse_object
+from spanlab.workloads.logs.source import (
+    FOLDER,
+    LOG_FORMATS,
+    LogFile,
+    LogFormat,
+    by_time,
+    folder_has,
+    parse_object,
+)
 
 FRONT = "system prompt and tools, which the log does not have"
 UNSEEN = (
@@ -32,7 +40,8 @@ class Call:
 
     `body`    the messages before it, as the body of a request
     `key`     what tells the call from others, if it may stand in several files
-    `at`      seconds at which it was sent, and `end` at which its answer was complete; None if unknown
+    `at`      seconds at which it was sent, and `end` at which its answer was complete; None if
+              unknown
     `caller`  session of the agent that started this one; None if there is none
     """
 
@@ -49,7 +58,8 @@ class Call:
 
 
 class Calls:
-    """Requests from the calls of sessions: what stands before the messages, and the waits between calls."""
+    """Requests from the calls of sessions: what stands before the messages, and the waits between
+    calls."""
 
     def __init__(self, file: LogFile) -> None:
         self._file, self._reader = file, BodyReader(file, repeats=True)
@@ -62,7 +72,12 @@ class Calls:
         if any(call.body.get(key) for key in ("messages", "input", "contents")):
             keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         else:
-            keys, lengths, opens, prompt = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (), None
+            keys, lengths, opens, prompt = (
+                np.zeros(0, dtype=np.int64),
+                np.zeros(0, dtype=np.int64),
+                (),
+                None,
+            )
             unread.finish()
         known, counted = call.session in self._fronts, int(lengths.sum())
         if not known and not np.isnan(call.usage.prompt):
@@ -105,10 +120,12 @@ def read_sessions(
     suffixes: tuple[str, ...] = (".jsonl",),
     times: tuple[str, ...] = _TIMES,
 ) -> Callable[[LogFile], Iterator[Entry]]:
-    """Return a reader of one file of sessions, or of a folder of them; `read` yields the calls of a file by time.
+    """Return a reader of one file of sessions, or of a folder of them; `read` yields the calls of a
+    file by time.
 
-    A file of a folder is opened when the time of its first line is reached, so that few are in memory at once.
-    `read` also gets the set of calls that files before it had, since a session that goes on may repeat them.
+    A file of a folder is opened when the time of its first line is reached, so that few are in
+    memory at once. `read` also gets the set of calls that files before it had, since a session that
+    goes on may repeat them.
     """
 
     def entries(file: LogFile) -> Iterator[Entry]:
@@ -116,7 +133,9 @@ def read_sessions(
         if is_folder:
             file.notes.append(FOLDER)
         files = file.files(suffixes)
-        for number, (inner, call) in enumerate(by_time(files, lambda inner: read(inner, seen), times), 1):
+        for number, (inner, call) in enumerate(
+            by_time(files, lambda inner: read(inner, seen), times), 1
+        ):
             line = call.line
             call.line = number if is_folder else line
             try:
@@ -150,7 +169,8 @@ SYNTHETIC = "messages that Claude Code wrote itself, such as errors of the API"
 REPEATED_LINES = "lines that repeat an earlier line"
 REPEATED_CALLS = "calls that another file has too"
 SUBAGENTS = (
-    "calls of subagents are in files of their own: the folder of the session's file, given as log, has all of them"
+    "calls of subagents are in files of their own: the folder of the session's file, given as "
+    "log, has all of them"
 )
 DIFFERENT = "runs whose result line differs from the sum of their calls"
 FIRST_DIFFERENT = "the first result line that differs from the sum of its calls is"
@@ -162,7 +182,8 @@ NO_PARENT = "messages whose parent is not in the log: the history before them is
 
 @LOG_FORMATS.register("claude_code")
 def claude_code() -> LogFormat:
-    """A session of Claude Code, one with subagents, or a folder of sessions; one request per call of the model."""
+    """A session of Claude Code, one with subagents, or a folder of sessions; one request per call
+    of the model."""
     return LogFormat(
         looks_for="JSONL with sessionId, type and message, or a folder of such files",
         recognises=lambda file: folder_has(file, _is_claude_code),
@@ -176,16 +197,27 @@ def claude_code() -> LogFormat:
 def _is_claude_code(row: dict[str, Any]) -> bool:
     kind, has_name = row.get("type"), isinstance(row.get("sessionId"), str)
     if kind in _SPEAKERS:
-        return isinstance(row.get("message"), dict) and (has_name or isinstance(row.get("session_id"), str))
+        return isinstance(row.get("message"), dict) and (
+            has_name or isinstance(row.get("session_id"), str)
+        )
     if kind in ("system", "result") and "subtype" in row:
         return has_name or isinstance(row.get("session_id"), str)
-    is_other = isinstance(kind, str) and _OTHER_TYPE.fullmatch(kind) is not None and has_name and not is_body(row)
-    return is_other or (kind, True) in (("summary", "leafUuid" in row), ("file-history-snapshot", "snapshot" in row))
+    is_other = (
+        isinstance(kind, str)
+        and _OTHER_TYPE.fullmatch(kind) is not None
+        and has_name
+        and not is_body(row)
+    )
+    return is_other or (kind, True) in (
+        ("summary", "leafUuid" in row),
+        ("file-history-snapshot", "snapshot" in row),
+    )
 
 
 @dataclass(eq=False)
 class _Node:
-    """A line with a place in the tree; `content` is that of its message, None if no prompt has it."""
+    """A line with a place in the tree; `content` is that of its message, None if no prompt has
+    it."""
 
     line: int
     parent: _Node | None
@@ -229,7 +261,8 @@ class _Message:
 class _Run:
     """The line at the end of a run of `claude -p`, whose usage is a sum of calls.
 
-    `usage`   of the calls of the session itself since the run before; older versions count from its beginning
+    `usage`   of the calls of the session itself since the run before; older versions count from its
+              beginning
     `models`  by model, of all calls since the beginning of the session
     """
 
@@ -240,7 +273,8 @@ class _Run:
 
 
 class _Tree:
-    """Lines of a file by uuid, messages of the model by id, and results of tools by the id of their call."""
+    """Lines of a file by uuid, messages of the model by id, and results of tools by the id of their
+    call."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -270,19 +304,27 @@ class _Tree:
         session = str(row.label(*_NAMES) or "")
         agent = row.label("agentId", "parent_tool_use_id")
         branch = session, None if agent is None else str(agent)
-        node.parent, node.is_first = self._parent(row, node, branch), bool(row.get("isCompactSummary"))
+        node.parent, node.is_first = (
+            self._parent(row, node, branch),
+            bool(row.get("isCompactSummary")),
+        )
         if isinstance(uuid, str):
             self._nodes[uuid] = node
         if isinstance(uuid, str) or is_message:
             self._last[branch] = node
         if kind == "attachment":
-            node.role, node.content = "user", [{"type": "attachment", "attachment": row.get("attachment")}]
+            node.role, node.content = (
+                "user",
+                [{"type": "attachment", "attachment": row.get("attachment")}],
+            )
         elif not is_message:
             subtype = row.get("subtype")
             beside = f" ({subtype:.40})" if isinstance(subtype, str) else ""
             self._file.set_aside(f"lines of the type {kind}{beside}")
             if kind == "result":
-                usage, models = (value if isinstance(value, dict) else {} for value in map(row.get, _OF_RUN))
+                usage, models = (
+                    value if isinstance(value, dict) else {} for value in map(row.get, _OF_RUN)
+                )
                 self.runs.append(_Run(line, session, usage, models))
             elif kind == "stream_event":
                 self._stream(row, branch)
@@ -298,12 +340,17 @@ class _Tree:
         name, usage = row.get("event.message.id"), row.get("event.usage")
         if isinstance(name, str):
             self._streaming[branch] = name
-        if row.get("event.type") == "message_delta" and isinstance(usage, dict) and branch in self._streaming:
+        if (
+            row.get("event.type") == "message_delta"
+            and isinstance(usage, dict)
+            and branch in self._streaming
+        ):
             known = {key: count for key, count in usage.items() if count is not None}
             self._streamed[self._streaming[branch]] = known
 
     def close(self) -> None:
-        """Give messages their final usage, and compare the sums of runs with those of their calls."""
+        """Give messages their final usage, and compare the sums of runs with those of their
+        calls."""
         for name, usage in self._streamed.items():
             if (message := self._latest.get(name)) is not None:
                 message.report({**message.usage, **usage})
@@ -323,7 +370,9 @@ class _Tree:
             self.without_parent.add(node)
         return self._nodes.get(str(parent))
 
-    def _add_message(self, row: Row, message: dict[str, Any], node: _Node, branch: tuple[str, str | None]) -> None:
+    def _add_message(
+        self, row: Row, message: dict[str, Any], node: _Node, branch: tuple[str, str | None]
+    ) -> None:
         content = message.get("content")
         if content is None:
             raise BadFieldError("message.content", "a text or a list of blocks, and it is missing")
@@ -336,10 +385,16 @@ class _Tree:
                     self.results.setdefault(str(block.get("tool_use_id")), []).append(node)
             return
         name, request = message.get("id"), row.get("requestId")
-        of_line = ("uuid", row.get("uuid")) if "uuid" in row.fields else (str(self._file.path), node.line)
+        of_line = (
+            ("uuid", row.get("uuid")) if "uuid" in row.fields else (str(self._file.path), node.line)
+        )
         key: object = of_line if name is None else (str(name), request)
         known = self.messages.get(key)
-        if known is None and name is not None and (latest := self._latest.get(str(name))) is not None:
+        if (
+            known is None
+            and name is not None
+            and (latest := self._latest.get(str(name))) is not None
+        ):
             is_same = request is None or (str(name), None) in self.messages
             known = latest if is_same else None
         if known is None:
@@ -388,7 +443,8 @@ class _Tree:
     def _prompt(self, chain: list[_Node], line: int) -> list[dict[str, Any]]:
         """Return the messages of a chain of lines before a line.
 
-        Results of tools that ran side by side are on branches of their own: they follow the message that called them.
+        Results of tools that ran side by side are on branches of their own: they follow the message
+        that called them.
         """
         messages: list[dict[str, Any]] = []
         results: set[_Node] = {node for node in chain if node.role == "user"}
@@ -405,7 +461,11 @@ class _Tree:
             message = node.message.before(line)
             messages.append(message)
             for block in message["content"]:
-                name = str(block.get("id")) if isinstance(block, dict) and block.get("type") == "tool_use" else None
+                name = (
+                    str(block.get("id"))
+                    if isinstance(block, dict) and block.get("type") == "tool_use"
+                    else None
+                )
                 for result in self.results.get(name, ()) if name is not None else ():
                     if result.line < line and result not in results and result.content is not None:
                         results.add(result)
@@ -417,7 +477,11 @@ def _differences(runs: list[_Run], messages: list[_Message]) -> Iterator[str]:
     """Yield a sentence for each run whose counts are not the sum of its calls."""
     begin: dict[str, int] = {}
     for number, run in enumerate(runs):
-        of_session = [each for each in messages if each.session == run.session and each.nodes[0].line < run.line]
+        of_session = [
+            each
+            for each in messages
+            if each.session == run.session and each.nodes[0].line < run.line
+        ]
         main = [each for each in of_session if each.agent is None]
         since = [each for each in main if each.nodes[0].line > begin.get(run.session, 0)]
         begin[run.session] = run.line
@@ -462,7 +526,11 @@ def _blocks(nodes: list[_Node]) -> list[Any]:
     tools: set[str] = set()
     for node in nodes:
         for block in node.content or ():
-            if isinstance(block, dict) and block.get("type") == "tool_use" and block.get("id") is not None:
+            if (
+                isinstance(block, dict)
+                and block.get("type") == "tool_use"
+                and block.get("id") is not None
+            ):
                 if str(block["id"]) in tools:
                     continue
                 tools.add(str(block["id"]))
@@ -471,7 +539,10 @@ def _blocks(nodes: list[_Node]) -> list[Any]:
 
 
 def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
-    if FOLDER not in file.notes and file.content.file.with_suffix("").joinpath("subagents").is_dir():
+    if (
+        FOLDER not in file.notes
+        and file.content.file.with_suffix("").joinpath("subagents").is_dir()
+    ):
         file.notes.append(SUBAGENTS)
     tree = _Tree(file)
     for _ in file.parsed(lambda item, line: tree.add(parse_object(item), line), counts=False):
@@ -490,7 +561,8 @@ def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
 
 
 def _sent_at(message: _Message) -> float | None:
-    """Return the time of the last line before a message of the model: then, its prompt was complete."""
+    """Return the time of the last line before a message of the model: then, its prompt was
+    complete."""
     first = message.nodes[0]
     node = first.parent
     while node is not None and node.time is None:

@@ -28,7 +28,8 @@ SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def _fitting_size(file: LogFile, tokens: tuple[str, ...], keys: str) -> int | None:
-    """Return the tokens per block with one key per full block in most prompts; None if no size fits most of them."""
+    """Return the tokens per block with one key per full block in most prompts; None if no size fits
+    most of them."""
     prompts: list[tuple[int, int]] = []
     for row in map(Row, head_rows(file)):
         length, ids = first_count(row.fields, *tokens), row.get(keys)
@@ -81,12 +82,16 @@ def tair() -> LogFormat:
 
 
 def _is_tair(row: dict[str, Any]) -> bool:
-    is_event = row.get("type") in (*_GETS, *_WRITES) and bool({"instance_id", "source"} & row.keys())
+    is_event = row.get("type") in (*_GETS, *_WRITES) and bool(
+        {"instance_id", "source"} & row.keys()
+    )
     return is_event and bool({"timestamp_ns", "timestamp_us", "trigger_time_us"} & row.keys())
 
 
 def _has_lengths(file: LogFile) -> bool:
-    return any(row.get(*_TAIR_LENGTHS) for row in map(Row, head_rows(file)) if row.get("type") in _GETS)
+    return any(
+        row.get(*_TAIR_LENGTHS) for row in map(Row, head_rows(file)) if row.get("type") in _GETS
+    )
 
 
 def _tair_size(file: LogFile) -> int:
@@ -111,14 +116,20 @@ def _tair_read_entries(file: LogFile) -> Iterator[Entry]:
     def parse(row: Row, line: int, file: LogFile) -> Entry | None:
         kind = row.get("type")
         if not isinstance(kind, str):
-            raise BadFieldError("type", f"get, request, write or the name of an event{actual(kind)}")
+            raise BadFieldError(
+                "type", f"get, request, write or the name of an event{actual(kind)}"
+            )
         if kind not in _GETS:
-            file.set_aside("events of writes" if kind in _WRITES else f"lines of the type {kind:.40}")
+            file.set_aside(
+                "events of writes" if kind in _WRITES else f"lines of the type {kind:.40}"
+            )
             return None
         keys = block_keys(row, "keys")
         tokens = _tair_tokens(row, kind, len(keys), size, file) if has_lengths else len(keys) * size
         if marked := _marked(row, len(keys)):
-            file.set_aside("blocks as queries, since the engine had found them itself (block_mask)", marked)
+            file.set_aside(
+                "blocks as queries, since the engine had found them itself (block_mask)", marked
+            )
         instance = row.label("instance_id", "source")
         return Entry(
             *_pieces(keys, tokens, size, line),
@@ -132,7 +143,8 @@ def _tair_read_entries(file: LogFile) -> Iterator[Entry]:
 
 
 def _tair_tokens(row: Row, kind: str, keys: int, size: int, file: LogFile) -> int:
-    """Return the length of a prompt; an event of the manager may not tell it, and then its blocks are all of it."""
+    """Return the length of a prompt; an event of the manager may not tell it, and then its blocks
+    are all of it."""
     name = next((name for name in _TAIR_LENGTHS if row.get(name) is not None), _TAIR_LENGTHS[0])
     if kind == "GetCacheLocation" and not row.get(name):
         if NO_LENGTH not in file.notes:
@@ -140,7 +152,9 @@ def _tair_tokens(row: Row, kind: str, keys: int, size: int, file: LogFile) -> in
         return keys * size
     tokens = file.check_length(row.count(name, least=1), name)
     if keys > tokens // size:
-        raise BadFieldError("keys", f"at most {tokens // size} for {tokens} tokens in blocks of {size}, not {keys}")
+        raise BadFieldError(
+            "keys", f"at most {tokens // size} for {tokens} tokens in blocks of {size}, not {keys}"
+        )
     return tokens
 
 
@@ -152,11 +166,14 @@ def _tair_time(row: Row) -> float | None:
 
 
 def _marked(row: Row, keys: int) -> int:
-    """Return how many blocks a prompt's mask names: a list of marks, or the number of the first blocks."""
+    """Return how many blocks a prompt's mask names: a list of marks, or the number of the first
+    blocks."""
     mask = row.get("block_mask")
     if isinstance(mask, list):
         if not all(isinstance(mark, bool) for mark in mask):
-            raise BadFieldError("block_mask", f"a list of true and false, or a whole number{actual(mask)}")
+            raise BadFieldError(
+                "block_mask", f"a list of true and false, or a whole number{actual(mask)}"
+            )
         return sum(mask)
     return min(row.count("block_mask", default=0), keys)
 
@@ -185,7 +202,8 @@ def vllm_vcr() -> LogFormat:
 
 
 def _vcr_size(file: LogFile) -> int | None:
-    """Return the tokens per block: those of the first line, or those that fit most prompts; None without hashes."""
+    """Return the tokens per block: those of the first line, or those that fit most prompts; None
+    without hashes."""
     rows = [*map(Row, head_rows(file))]
     for row in rows:
         if row.get("meta.block_size") is not None:
@@ -199,7 +217,9 @@ def _vcr_read_entries(file: LogFile) -> Iterator[Entry]:
         records = _Records(_vcr_size(file))
     except BadFieldError as error:
         raise ValueError(f"log={file.path}: {error}") from error
-    entries = [*file.parsed(lambda item, line: records.entry(parse_object(item), line, file), counts=False)]
+    entries = [
+        *file.parsed(lambda item, line: records.entry(parse_object(item), line, file), counts=False)
+    ]
     if all(entry.at is not None for entry in entries):
         entries.sort(key=lambda entry: entry.at or 0.0)
     yield from entries
@@ -207,7 +227,8 @@ def _vcr_read_entries(file: LogFile) -> Iterator[Entry]:
 
 @dataclass
 class _Records:
-    """Reader of the records of a capture, whose hashes are of blocks of `size` tokens; None: nothing tells it."""
+    """Reader of the records of a capture, whose hashes are of blocks of `size` tokens; None:
+    nothing tells it."""
 
     size: int | None
     _has_records: bool = False
@@ -230,10 +251,13 @@ class _Records:
         moments = _vcr_moments(row, at)
         keys, lengths = self._content(row, tokens, line, file)
         identity, usage = self._model + identity_of(row), Usage(tokens, cached)
-        return Entry(keys, lengths, line, at, output, moments=moments, usage=usage, identity=identity)
+        return Entry(
+            keys, lengths, line, at, output, moments=moments, usage=usage, identity=identity
+        )
 
     def _content(self, row: Row, tokens: int, line: int, file: LogFile) -> tuple[Keys, Ints]:
-        """Return the blocks of a prompt; a prompt without hashes is known by its length, or is shorter than a block."""
+        """Return the blocks of a prompt; a prompt without hashes is known by its length, or is
+        shorter than a block."""
         if row.get("block_hashes") is None:
             file.unread.take(_BYTES_OF_HASH)
             if self.size is None or tokens >= self.size:
@@ -244,10 +268,15 @@ class _Records:
             return _pieces(np.zeros(0, dtype=np.int64), tokens, 1, line)
         keys = block_keys(row, "block_hashes")
         if self.size is None:
-            raise BadFieldError("block_hashes", "tokens per block in meta.block_size, and they are missing")
+            raise BadFieldError(
+                "block_hashes", "tokens per block in meta.block_size, and they are missing"
+            )
         if len(keys) != tokens // self.size:
             full = tokens // self.size
-            raise BadFieldError("block_hashes", f"{full} for {tokens} tokens in blocks of {self.size}, not {len(keys)}")
+            raise BadFieldError(
+                "block_hashes",
+                f"{full} for {tokens} tokens in blocks of {self.size}, not {len(keys)}",
+            )
         file.unread.take(_BYTES_OF_HASH * (len(keys) + 1))
         file.unread.finish()
         if VCR_TAIL not in file.notes:

@@ -1,8 +1,9 @@
-"""Bodies of requests to LLM servers: the prompt that each contains, and what of it no reader can count.
+"""Bodies of requests to LLM servers: the prompt that each contains, and what of it no reader can
+count.
 
-Chat completions, completions, Anthropic messages, OpenAI responses, Bedrock's Converse and Gemini's contents become one
-form, `Prompt`. Each key of a body is rendered, known not to be rendered, or unknown; unknown ones that hold text count
-as left out.
+Chat completions, completions, Anthropic messages, OpenAI responses, Bedrock's Converse and Gemini's
+contents become one form, `Prompt`. Each key of a body is rendered, known not to be rendered, or
+unknown; unknown ones that hold text count as left out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ OPAQUE_TYPES = {
 def check_block(block: object, path: str) -> None:
     """Raise BadFieldError for a block of a message that is no text and no object."""
     if not isinstance(block, (str, dict)):
-        raise BadFieldError(path, f"content as a text or a list of objects with a type, not {block!r:.40}")
+        raise BadFieldError(
+            path, f"content as a text or a list of objects with a type, not {block!r:.40}"
+        )
 
 
 PATCH = 28  # pixels of a side that become one token: 14-pixel patches, merged 2 x 2
@@ -71,7 +74,8 @@ _PNG_HEAD = 32  # characters of base64 that hold signature, IHDR, width and heig
 class Opaque:
     """A part whose tokens no text gives.
 
-    `kind`    image, audio, video, file, encrypted reasoning, previous_response_id, or the type of its block
+    `kind`    image, audio, video, file, encrypted reasoning, previous_response_id, or the type of
+              its block
     `name`    64-bit hash of its content
     `size`    bytes in the body
     `tokens`  None if unknown
@@ -88,8 +92,11 @@ class Opaque:
 
 
 def opaque_block(kind: str, block: Mapping[str, Any], image_tokens: int | None) -> Opaque:
-    """Return the part that a block of a body holds; `image_tokens` are the tokens of an image, if they are known."""
-    content = orjson.dumps({key: value for key, value in block.items() if key not in ("cache_control", "id")})
+    """Return the part that a block of a body holds; `image_tokens` are the tokens of an image, if
+    they are known."""
+    content = orjson.dumps(
+        {key: value for key, value in block.items() if key not in ("cache_control", "id")}
+    )
     name, size = hash_name(content), len(content)
     if kind != "image" or image_tokens is not None:
         return Opaque(kind, name, size, image_tokens if kind == "image" else None, block=block)
@@ -107,7 +114,10 @@ def _pixels(block: Mapping[str, Any]) -> tuple[int, int] | None:
             sides = path.get("width"), path.get("height")
             if all(type(side) is int and side > 0 for side in sides):
                 return sides  # type: ignore[return-value]
-    texts = [image, *(path.get(key) for path in places if isinstance(path, dict) for key in ("url", "data"))]
+    texts = [
+        image,
+        *(path.get(key) for path in places if isinstance(path, dict) for key in ("url", "data")),
+    ]
     for text in texts:
         if isinstance(text, str) and (pixels := _png_pixels(text)):
             return pixels
@@ -187,7 +197,12 @@ _MESSAGE_FIELDS = (
     "refusal",
 )
 _MESSAGE_ENVELOPE = frozenset(_AROUND_MESSAGES.split())
-_TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "summary_text": "text"} | {
+_TEXT_TYPES = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "summary_text": "text",
+} | {
     "reasoning_text": "text",
     "refusal": "refusal",
 }
@@ -214,7 +229,12 @@ class Message:
         return self.role in ("system", "developer") or self.path in ("system", "instructions")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Message, (self.path, self.role, self.blocks, self.fields)  # what was computed of it stays behind
+        return Message, (
+            self.path,
+            self.role,
+            self.blocks,
+            self.fields,
+        )  # what was computed of it stays behind
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
@@ -223,11 +243,14 @@ class Message:
 
     @cached_property
     def rendered(self) -> tuple[Block, ...]:
-        """Its blocks as a prompt has them: the role precedes the first, and further fields follow the last."""
+        """Its blocks as a prompt has them: the role precedes the first, and further fields follow
+        the last."""
         blocks = list(self.blocks) or [""]
         if self.role:
             head = f"{self.role}\n"
-            blocks = [head + blocks[0], *blocks[1:]] if isinstance(blocks[0], str) else [head, *blocks]
+            blocks = (
+                [head + blocks[0], *blocks[1:]] if isinstance(blocks[0], str) else [head, *blocks]
+            )
         if self.fields:
             fields, last = orjson.dumps(dict(self.fields)).decode(), blocks[-1]
             blocks = [*blocks[:-1], last + fields] if isinstance(last, str) else [*blocks, fields]
@@ -276,7 +299,8 @@ def is_body(value: Any) -> bool:
     return named and (
         isinstance(items, str)
         or (
-            isinstance(items, list) and all(isinstance(item, dict) and ({"role", "type"} & set(item)) for item in items)
+            isinstance(items, list)
+            and all(isinstance(item, dict) and ({"role", "type"} & set(item)) for item in items)
         )
     )
 
@@ -287,7 +311,9 @@ def is_gemini(value: Mapping[str, Any]) -> bool:
     listed = contents if isinstance(contents, list) else [contents]
     if any(isinstance(content, dict) and "parts" in content for content in listed):
         return True
-    texts = (content.get("text") if isinstance(content, dict) else content for content in listed)  # of libraries
+    texts = (
+        content.get("text") if isinstance(content, dict) else content for content in listed
+    )  # of libraries
     return "model" in value and any(isinstance(text, str) for text in texts)
 
 
@@ -312,13 +338,17 @@ class _Parsed(NamedTuple):
 class BodyParser:
     """Parser of bodies, which counts what it reads and leaves out.
 
-    A message that comes again at the same place of a body is parsed once, and gives the same objects.
+    A message that comes again at the same place of a body is parsed once, and gives the same
+    objects.
 
     `unread`         the counts
-    `image_tokens`   tokens of each image; None: by its size where the body holds it, otherwise unknown
+    `image_tokens`   tokens of each image; None: by its size where the body holds it, otherwise
+                     unknown
     `not_rendered`   further keys that are known not to be rendered
-    `has_template`   whether a chat template renders the prompt, so that the template decides about its arguments
-    `repeats`        whether bodies share the objects of their messages, which are then known without their bytes
+    `has_template`   whether a chat template renders the prompt, so that the template decides about
+                     its arguments
+    `repeats`        whether bodies share the objects of their messages, which are then known
+                     without their bytes
     """
 
     unread: Unread
@@ -330,13 +360,16 @@ class BodyParser:
     _bytes_in_memory: int = 0
 
     def parse(self, body: Mapping[str, Any], *, is_line: bool) -> Prompt:
-        """Return the prompt of a body; `is_line`: the body is the line itself, with the log's own keys in it.
+        """Return the prompt of a body; `is_line`: the body is the line itself, with the log's own
+        keys in it.
 
         Raises BadFieldError for an invalid prompt.
         """
         prompt, sizes = self._prompt(body)
         given = body.get("chat_template_kwargs")
-        arguments = {key: body[key] for key in ("reasoning_effort", "add_generation_prompt") if key in body}
+        arguments = {
+            key: body[key] for key in ("reasoning_effort", "add_generation_prompt") if key in body
+        }
         prompt = replace(prompt, arguments=arguments | (given if isinstance(given, dict) else {}))
         unknown = self._unknown_keys(body, is_line)
         inner = [*prompt.opaque]
@@ -345,7 +378,9 @@ class BodyParser:
                 unknown[section.kind] = unknown.get(section.kind, 0) + section.size
         given_keys = [key for key in RENDERED if body.get(key) is not None]
         rendered = sum(sizes[key] if key in sizes else _size(body[key]) for key in given_keys)
-        self.unread.take(max(0, rendered - sum(section.size for section in inner if section.tokens is None)))
+        self.unread.take(
+            max(0, rendered - sum(section.size for section in inner if section.tokens is None))
+        )
         for key, size in unknown.items():
             self.unread.leave(key, size)
         self.unread.finish(endless=any(section.tokens is None for section in inner))
@@ -353,7 +388,9 @@ class BodyParser:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        return RENDERED.union(NOT_RENDERED, HISTORY, self.not_rendered, OF_TEMPLATE if self.has_template else ())
+        return RENDERED.union(
+            NOT_RENDERED, HISTORY, self.not_rendered, OF_TEMPLATE if self.has_template else ()
+        )
 
     def _unknown_keys(self, body: Mapping[str, Any], is_line: bool) -> dict[str, int]:
         """Return bytes by key of the values that hold text and might be rendered."""
@@ -362,7 +399,10 @@ class BodyParser:
         unknown = {
             key: _size(value)
             for key, value in body.items()
-            if key not in known and key not in parameters and not (is_line and key in ENVELOPE) and _holds_text(value)
+            if key not in known
+            and key not in parameters
+            and not (is_line and key in ENVELOPE)
+            and _holds_text(value)
         }
         return unknown | {
             f"{key}.{name}": _size(value)
@@ -373,38 +413,55 @@ class BodyParser:
 
     def _prompt(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
         """Return the prompt of a body, and by key the bytes of its messages as JSON."""
-        if body.get("contents") is not None and not any(body.get(key) for key in ("messages", "prompt", "input")):
+        if body.get("contents") is not None and not any(
+            body.get(key) for key in ("messages", "prompt", "input")
+        ):
             return self._contents(body)
         given = [tool for key in ("tools", "functions") for tool in _listed(body, key)]
         tools = tuple(map(_without_marks, [*given, *converse_tools(body.get("toolConfig"))]))
         documents = tuple(_listed(body, "documents"))
         if body.get("messages") is not None:
-            first, (others, sizes) = self._system(body, "system"), self._messages(body["messages"], "messages")
+            first, (others, sizes) = (
+                self._system(body, "system"),
+                self._messages(body["messages"], "messages"),
+            )
         elif body.get("prompt") is not None and body.get("input") is None:
             return self._completion(body["prompt"])
         else:
-            first, (others, sizes) = self._system(body, "instructions"), self._items(body["input"], "input")
+            first, (others, sizes) = (
+                self._system(body, "instructions"),
+                self._items(body["input"], "input"),
+            )
         return Prompt(first + others, tools, documents, _history(body)), sizes
 
     def _contents(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
-        """Return the prompt of a request to Gemini; its libraries keep all but the contents in `config`."""
+        """Return the prompt of a request to Gemini; its libraries keep all but the contents in
+        `config`."""
         config = body.get("config")
         body = {**config, **body} if isinstance(config, dict) else body
         system = system_of_gemini(body)
-        first = () if system is None else (Message("system", "", self._blocks(system, "system")[0]),)
+        first = (
+            () if system is None else (Message("system", "", self._blocks(system, "system")[0]),)
+        )
         others, sizes = self._parsed(
             contents_of(body["contents"]),
             "contents",
             lambda content, path: self._message(message_of_gemini(content), path),
         )
-        return Prompt(first + others, tuple(gemini_tools(body.get("tools"))), (), _history(body)), sizes
+        return Prompt(
+            first + others, tuple(gemini_tools(body.get("tools"))), (), _history(body)
+        ), sizes
 
     def _completion(self, prompt: Any) -> tuple[Prompt, dict[str, int]]:
         if isinstance(prompt, str):
             return Prompt((Message("prompt", "", (prompt,)),)), {}
         if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
             return Prompt(tokens=Row({"prompt": prompt}).counts("prompt")), {}
-        if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
+        if (
+            isinstance(prompt, list)
+            and prompt
+            and all(isinstance(message, dict) for message in prompt)
+        ):
             messages, sizes = self._messages(prompt, "prompt")
             return Prompt(messages), sizes
         raise BadFieldError("prompt", "a text, token ids or a list of messages")
@@ -425,10 +482,15 @@ class BodyParser:
     def _parsed(
         self, elements: list[Any], key: str, parse: Callable[[Any, str], list[Message]]
     ) -> tuple[tuple[Message, ...], dict[str, int]]:
-        """Return the messages of a list under a key of a body, and by this key its bytes as JSON."""
+        """Return the messages of a list under a key of a body, and by this key its bytes as
+        JSON."""
         messages, size, memo = list[Message](), 1 + max(1, len(elements)), self._memo
         for index, element in enumerate(elements):
-            name = key, index, id(element) if self.repeats else hash(marshal.dumps(element, _BY_VALUE))
+            name = (
+                key,
+                index,
+                id(element) if self.repeats else hash(marshal.dumps(element, _BY_VALUE)),
+            )
             parsed = memo.get(name)
             if parsed is None:
                 parsed = self._remembered(name, element, parse)
@@ -442,7 +504,9 @@ class BodyParser:
         self, name: tuple[str, int, int], element: Any, parse: Callable[[Any, str], list[Message]]
     ) -> _Parsed:
         size, places = _size(element), self.unread.places.total()
-        parsed = _Parsed(element if self.repeats else None, parse(element, f"{name[0]}[{name[1]}]"), size)
+        parsed = _Parsed(
+            element if self.repeats else None, parse(element, f"{name[0]}[{name[1]}]"), size
+        )
         if self.unread.places.total() == places:  # else each time is counted
             self._memo[name] = parsed
             self._bytes_in_memory += size
@@ -461,7 +525,12 @@ class BodyParser:
         fields = {key: message[key] for key in _MESSAGE_FIELDS if message.get(key) is not None}
         content = typed_blocks(message.get("content"))
         results = [
-            Message(path, "tool", self._blocks(block.get("content", ""), path)[0], _call_id(block, "tool_use_id"))
+            Message(
+                path,
+                "tool",
+                self._blocks(block.get("content", ""), path)[0],
+                _call_id(block, "tool_use_id"),
+            )
             for block in (content if isinstance(content, list) else ())
             if isinstance(block, dict) and block.get("type") == "tool_result"
         ]
@@ -469,11 +538,16 @@ class BodyParser:
         if results and not blocks:
             return results
         if more:  # in one order, whatever the order of the blocks
-            fields = {key: value for key in _MESSAGE_FIELDS if (value := (fields | more).get(key)) is not None}
+            fields = {
+                key: value
+                for key in _MESSAGE_FIELDS
+                if (value := (fields | more).get(key)) is not None
+            }
         return [*results, Message(path, message["role"], blocks, fields)]
 
     def _blocks(self, content: Any, path: str) -> tuple[tuple[Block, ...], dict[str, Any]]:
-        """Return the texts and opaque parts of a content, and the fields that its calls and thoughts become."""
+        """Return the texts and opaque parts of a content, and the fields that its calls and
+        thoughts become."""
         if content is None or isinstance(content, str):
             return (content or "",), {}
         content = typed_blocks(content if isinstance(content, list) else [content])
@@ -487,7 +561,9 @@ class BodyParser:
             self._add_block(block, blocks, fields)
         return tuple(blocks), fields
 
-    def _add_block(self, block: Mapping[str, Any], blocks: list[Block], fields: dict[str, Any]) -> None:
+    def _add_block(
+        self, block: Mapping[str, Any], blocks: list[Block], fields: dict[str, Any]
+    ) -> None:
         kind = str(block.get("type", "text"))
         text = block.get(_TEXT_TYPES.get(kind, ""))
         source = block.get("source")
@@ -495,12 +571,20 @@ class BodyParser:
             return
         if kind == "tool_use":
             call = {"name": block.get("name"), "arguments": block.get("input")}
-            fields.setdefault("tool_calls", []).append({"id": block.get("id"), "type": "function", "function": call})
+            fields.setdefault("tool_calls", []).append(
+                {"id": block.get("id"), "type": "function", "function": call}
+            )
         elif kind == "thinking":
-            fields["reasoning_content"] = fields.get("reasoning_content", "") + str(block.get("thinking") or "")
+            fields["reasoning_content"] = fields.get("reasoning_content", "") + str(
+                block.get("thinking") or ""
+            )
         elif isinstance(text, str):
             blocks.append(text)
-        elif kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+        elif (
+            kind == "document"
+            and isinstance(source, dict)
+            and source.get("type") in ("text", "content")
+        ):
             inner = source.get("data") if source["type"] == "text" else source.get("content")
             blocks += [str(block[key]) for key in ("title", "context") if block.get(key)]
             blocks += self._blocks(inner or "", "document")[0]
@@ -522,11 +606,26 @@ class BodyParser:
             calls = [{"id": item.get("call_id"), "type": "function", "function": call}]
             return [Message(path, "assistant", (), {"tool_calls": calls})]
         if kind in ("function_call_output", "custom_tool_call_output"):
-            return [Message(path, "tool", self._blocks(item.get("output", ""), path)[0], _call_id(item, "call_id"))]
+            return [
+                Message(
+                    path,
+                    "tool",
+                    self._blocks(item.get("output", ""), path)[0],
+                    _call_id(item, "call_id"),
+                )
+            ]
         if kind == "reasoning" and not item.get("encrypted_content"):
-            texts = [block for key in ("summary", "content") for block in self._blocks(item.get(key) or "", path)[0]]
+            texts = [
+                block
+                for key in ("summary", "content")
+                for block in self._blocks(item.get(key) or "", path)[0]
+            ]
             thoughts = "\n".join(text for text in texts if isinstance(text, str) and text)
-            return [Message(path, "assistant", (), {"reasoning_content": thoughts})] if thoughts else []
+            return (
+                [Message(path, "assistant", (), {"reasoning_content": thoughts})]
+                if thoughts
+                else []
+            )
         kind = "encrypted reasoning" if item.get("encrypted_content") else str(item.get("type"))
         return [Message(path, "assistant", (opaque_block(kind, item, None),))]
 
@@ -555,7 +654,11 @@ def _listed(body: Mapping[str, Any], key: str) -> list[Any]:
 
 def _without_marks(tool: Any) -> Any:
     """Return a tool's definition without `cache_control`, which marks where a cache ends."""
-    return {key: value for key, value in tool.items() if key != "cache_control"} if isinstance(tool, dict) else tool
+    return (
+        {key: value for key, value in tool.items() if key != "cache_control"}
+        if isinstance(tool, dict)
+        else tool
+    )
 
 
 def _holds_text(value: Any) -> bool:
@@ -575,7 +678,9 @@ def as_json(value: Any) -> str:
     return _json_text(orjson.dumps(value))
 
 
-_TOOLS = OrderedDict[int, tuple[tuple[Any, ...], str]]()  # tuples of tools that were rendered last, by id
+_TOOLS = OrderedDict[
+    int, tuple[tuple[Any, ...], str]
+]()  # tuples of tools that were rendered last, by id
 _TOOLS_IN_MEMORY = 64
 
 

@@ -1,8 +1,9 @@
-"""Why a prompt parts from an earlier one: the class of a break, by small rules about the text on both sides.
+"""Why a prompt parts from an earlier one: the class of a break, by small rules about the text on
+both sides.
 
-A rule looks at a window around the first difference, or at hashes of whole sections behind it, so that its cost grows
-with the text that differs. A stamp, an id or a name is the cause only where the texts go on alike behind it: then the
-prompts would be equal without it.
+A rule looks at a window around the first difference, or at hashes of whole sections behind it, so
+that its cost grows with the text that differs. A stamp, an id or a name is the cause only where the
+texts go on alike behind it: then the prompts would be equal without it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,15 @@ CLASSES = {
 }
 #: Classes of a difference within a line, which is a part of its position.
 OF_A_LINE = frozenset(
-    {"time_stamp", "request_id", "user_name", "changed_system_prompt", "changed_parameter", "white_space", "other"}
+    {
+        "time_stamp",
+        "request_id",
+        "user_name",
+        "changed_system_prompt",
+        "changed_parameter",
+        "white_space",
+        "other",
+    }
 )
 #: Parts of a prompt that an application writes, and no user: a stamp there needs no further sign.
 _OF_APPLICATION = frozenset({"system", "tools", "documents", "prompt", "rendered", ""})
@@ -75,7 +84,9 @@ _DATES = (
 )
 _ZONE = r"(?:\s?(?:utc|gmt|z\b|[a-z]{3,4}t\b))?(?:\s?[+-]\d{2}:?\d{2})?"
 _MOMENT = f"(?:{'|'.join(_DATES)})"
-STAMP = re.compile(rf"(?<![\w.-]){_MOMENT}(?:[T ,]{{1,3}}(?:at\s+)?{_MOMENT})*{_ZONE}(?![\w-])", re.IGNORECASE)
+STAMP = re.compile(
+    rf"(?<![\w.-]){_MOMENT}(?:[T ,]{{1,3}}(?:at\s+)?{_MOMENT})*{_ZONE}(?![\w-])", re.IGNORECASE
+)
 CLOCK = re.compile(rf"[T ,]{{0,3}}(?:at\s+)?(?<!\d){_CLOCK}{_ZONE}", re.IGNORECASE)
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _HEX = r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}"
@@ -88,7 +99,9 @@ _ID_CUE = re.compile(
     r"counter|iteration|message|msg|job|ticket|order|conversation|chat|build|nonce|seed|no|nr|number|time)s?\b"
     r"\W{0,4}(?:id|no|nr|number)?\W{0,4}$|#$"
 )
-_STAMP_CUE = re.compile(r"(?i)\b(?:time|date|today|now|current|currently|timestamp|clock|updated|generated|as of)\b")
+_STAMP_CUE = re.compile(
+    r"(?i)\b(?:time|date|today|now|current|currently|timestamp|clock|updated|generated|as of)\b"
+)
 _NAME = re.compile(r"[^\W\d_a-z][\w.'-]*(?: [^\W\d_a-z][\w.'-]*){0,3}|[^\W\d_][\w.'@+-]*")
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
 _NAME_CUE = re.compile(
@@ -114,8 +127,12 @@ _SPECIAL = re.compile(
     r"</?(?:start|end)_of_turn>|<｜[^｜<>]{1,40}｜>|</?think>"
 )
 _SUMMARY_CUE = re.compile(r"(?i)\bsummar(?:y|ies|ised|ized)\b|\bcondensed\b")
-_COMPACTED_CUE = re.compile(r"(?i)\bcompact(?:ed|ion)\b|continued from a previous|conversation (?:so far|up to)")
-_CUT_CUE = re.compile(r"(?i)truncat|\bcleared\b|\bomitted\b|\bremoved\b|\belided\b|\btrimmed\b|\[\.\.\.|\.\.\.\]|…")
+_COMPACTED_CUE = re.compile(
+    r"(?i)\bcompact(?:ed|ion)\b|continued from a previous|conversation (?:so far|up to)"
+)
+_CUT_CUE = re.compile(
+    r"(?i)truncat|\bcleared\b|\bomitted\b|\bremoved\b|\belided\b|\btrimmed\b|\[\.\.\.|\.\.\.\]|…"
+)
 
 
 def without_volatile(text: str) -> str:
@@ -124,7 +141,8 @@ def without_volatile(text: str) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """Return a text without the reasoning that its marks enclose, and without the white space behind it."""
+    """Return a text without the reasoning that its marks enclose, and without the white space
+    behind it."""
     for opening, closing in _THOUGHTS.items():
         texts, start = [], 0
         while (begin := text.find(opening, start)) >= 0 and (end := text.find(closing, begin)) >= 0:
@@ -141,7 +159,8 @@ def without_thoughts(text: str) -> str:
 
 
 class Divergence(NamedTuple):
-    """Where two lists of sections part: the number of equal sections, and of equal characters in the next one."""
+    """Where two lists of sections part: the number of equal sections, and of equal characters in
+    the next one."""
 
     section: int
     character: int
@@ -186,9 +205,11 @@ class Difference:
 
     `earlier`, `later`  their sections; the first ones differ
     `character`         characters that the first ones share
-    `goes_on`           whether an answer of the model precedes, and no session tells the prompts apart
+    `goes_on`           whether an answer of the model precedes, and no session tells the prompts
+                        apart
     `same_session`      whether both prompts are of one session
-    `parameter`         parameter in which the requests differ and on which caches depend; empty if none is known
+    `parameter`         parameter in which the requests differ and on which caches depend; empty if
+                        none is known
     `by_template`       whether the messages go on, and only what the template makes of them differs
     """
 
@@ -235,23 +256,37 @@ class Difference:
     @cached_property
     def names(self) -> tuple[list[int], list[int]]:
         """Hashes of both lists of sections."""
-        first, second = ([hash(shown(section)) for section in side] for side in (self.earlier, self.later))
+        first, second = (
+            [hash(shown(section)) for section in side] for side in (self.earlier, self.later)
+        )
         return first, second
 
-    def matches(self, pattern: re.Pattern[str], cue: re.Pattern[str] | None = None) -> tuple[str, str] | None:
-        """Return the words of both sides that match a pattern and hold the difference, with the texts behind them.
+    def matches(
+        self, pattern: re.Pattern[str], cue: re.Pattern[str] | None = None
+    ) -> tuple[str, str] | None:
+        """Return the words of both sides that match a pattern and hold the difference, with the
+        texts behind them.
 
-        `cue`  matches the text in front of such a word. None if a side has no such word, or if they do not go on alike
+        `cue`  matches the text in front of such a word. None if a side has no such word, or if they
+               do not go on alike
         """
         sides = []
         for window, text in zip(self.windows, self.texts, strict=True):
             inside = self.character - self.start
-            fitting = (match for match in pattern.finditer(window) if match.start() <= inside <= match.end())
+            fitting = (
+                match
+                for match in pattern.finditer(window)
+                if match.start() <= inside <= match.end()
+            )
             for match in fitting:
                 if match.group() and (cue is None or cue.search(window[: match.start()])):
                     sides.append((match.group(), text[self.start + match.end() :][:_WINDOW]))
                     break
-        if len(sides) < 2 or sides[0][0] == sides[1][0] or not self._recurs(sides[0][1], sides[1][1]):
+        if (
+            len(sides) < 2
+            or sides[0][0] == sides[1][0]
+            or not self._recurs(sides[0][1], sides[1][1])
+        ):
             return None
         return sides[0][0], sides[1][0]
 
@@ -262,12 +297,17 @@ class Difference:
         if self.role in _OF_APPLICATION:
             return at_once or self._same_lines(sides)
         is_long = min(map(len, sides)) >= RECURRING
-        followed = len(self.names[0]) > 1 and len(self.names[1]) > 1 and self.names[0][1] == self.names[1][1]
+        followed = (
+            len(self.names[0]) > 1
+            and len(self.names[1]) > 1
+            and self.names[0][1] == self.names[1][1]
+        )
         return (at_once and (is_long or followed)) or self._same_lines(sides)
 
     @staticmethod
     def _same_lines(sides: tuple[str, str]) -> bool:
-        """Return whether the next lines begin alike, or share a whole line: other volatile lines may stand between."""
+        """Return whether the next lines begin alike, or share a whole line: other volatile lines
+        may stand between."""
         first, second = (side.partition("\n")[2] for side in sides)
         lines = {line for line in first.split("\n") if 2 * len(line) >= RECURRING}
         alike = len(first) >= RECURRING and first[:RECURRING] == second[:RECURRING]
@@ -304,7 +344,9 @@ def _is_counter(difference: Difference) -> bool:
 
 
 def _is_name(difference: Difference) -> bool:
-    return difference.matches(_EMAIL) is not None or difference.matches(_NAME, _NAME_CUE) is not None
+    return (
+        difference.matches(_EMAIL) is not None or difference.matches(_NAME, _NAME_CUE) is not None
+    )
 
 
 def _is_parameter(difference: Difference) -> bool:
@@ -328,12 +370,17 @@ def _is_marks(difference: Difference) -> bool:
     start = max(0, difference.character - 40)
     sides = [text[start:][:_WINDOW] for text in difference.texts]
     plain = ["".join(_SPECIAL.sub("", side).split())[: 2 * RECURRING] for side in sides]
-    has_marks = any(match.end() > difference.character - start for side in sides for match in _SPECIAL.finditer(side))
+    has_marks = any(
+        match.end() > difference.character - start
+        for side in sides
+        for match in _SPECIAL.finditer(side)
+    )
     return has_marks and len(plain[0]) >= RECURRING and plain[0] == plain[1]
 
 
 def _is_reordered_json(difference: Difference) -> bool:
-    """Return whether the values of JSON around the difference are equal, and their texts are not."""
+    """Return whether the values of JSON around the difference are equal, and their texts are
+    not."""
     for start in _starts_of_json(difference):
         values = [_decoded(text, start) for text in difference.texts]
         if all(end > difference.character for _, end in values):
@@ -358,7 +405,13 @@ def _starts_of_json(difference: Difference) -> list[int]:
     text = difference.texts[0]
     head = max(0, difference.character - _WINDOW)
     brackets = [match.start() for match in re.finditer(r"[\[{]", text[head : difference.character])]
-    first = next((match.start() for match in re.finditer(r"^[\[{]", text[: difference.character], re.MULTILINE)), None)
+    first = next(
+        (
+            match.start()
+            for match in re.finditer(r"^[\[{]", text[: difference.character], re.MULTILINE)
+        ),
+        None,
+    )
     starts = [head + index for index in brackets[:3]]
     return starts if first is None else [first, *starts]
 
@@ -376,7 +429,9 @@ def _decoded(text: str, start: int, largest: int = _LARGEST_JSON) -> tuple[Any, 
 @lru_cache(maxsize=16)
 def _tools(text: str) -> tuple[Mapping[str, Any], ...]:
     tools, _ = _decoded(text, 0, _LARGEST_TOOLS)
-    return tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
+    return (
+        tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
+    )
 
 
 @lru_cache(maxsize=16)
@@ -418,16 +473,29 @@ def _has_less_reasoning(difference: Difference) -> bool:
 def _documents_are_shuffled(difference: Difference) -> bool:
     if difference.role == "documents":
         first, second = (
-            Counter(name for name, section in zip(names, side, strict=True) if section.role == "documents")
-            for names, side in zip(difference.names, (difference.earlier, difference.later), strict=True)
+            Counter(
+                name
+                for name, section in zip(names, side, strict=True)
+                if section.role == "documents"
+            )
+            for names, side in zip(
+                difference.names, (difference.earlier, difference.later), strict=True
+            )
         )
         return first == second
-    first_parts, second_parts = (_paragraphs(text.removeprefix(f"{difference.role}\n")) for text in difference.texts)
-    return len(first_parts) > 1 and first_parts != second_parts and _is_shuffle(first_parts, second_parts)
+    first_parts, second_parts = (
+        _paragraphs(text.removeprefix(f"{difference.role}\n")) for text in difference.texts
+    )
+    return (
+        len(first_parts) > 1
+        and first_parts != second_parts
+        and _is_shuffle(first_parts, second_parts)
+    )
 
 
 _LABEL = re.compile(
-    r"^\s*(?:#+\s*)?(?:\[\d+\]|\(?\d+[.)]|(?:document|passage|source|chunk|context)\s*#?\[?\d+\]?)\W*", re.IGNORECASE
+    r"^\s*(?:#+\s*)?(?:\[\d+\]|\(?\d+[.)]|(?:document|passage|source|chunk|context)\s*#?\[?\d+\]?)\W*",
+    re.IGNORECASE,
 )
 
 
@@ -437,7 +505,8 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _is_shuffle(first: list[str], second: list[str]) -> bool:
-    """Return whether at least two long paragraphs stand in another order, with little else that differs."""
+    """Return whether at least two long paragraphs stand in another order, with little else that
+    differs."""
     known = {text for text in first if len(text) >= RECURRING}
     again = [text for text in second if text in known]
     if len(again) < 2 or 2 * len(again) < len([text for text in second if len(text) >= RECURRING]):
@@ -447,10 +516,14 @@ def _is_shuffle(first: list[str], second: list[str]) -> bool:
 
 
 def _is_compaction(difference: Difference) -> bool:
-    """Return whether a shorter prompt has a text that calls itself a summary in place of messages."""
+    """Return whether a shorter prompt has a text that calls itself a summary in place of
+    messages."""
     if difference.role == "system":
         return False
-    sizes = [sum(len(shown(section)) for section in side) for side in (difference.earlier, difference.later)]
+    sizes = [
+        sum(len(shown(section)) for section in side)
+        for side in (difference.earlier, difference.later)
+    ]
     if sizes[1] >= sizes[0] and len(difference.later) >= len(difference.earlier):
         return False
     heads = [shown(section)[:2000] for section in difference.later[:2]]
@@ -459,7 +532,8 @@ def _is_compaction(difference: Difference) -> bool:
 
 
 def _is_truncation(difference: Difference) -> bool:
-    """Return whether the later prompt lacks messages in the middle and goes on behind them, or has a cut message."""
+    """Return whether the later prompt lacks messages in the middle and goes on behind them, or has
+    a cut message."""
     first, second = difference.names
     if difference.role not in _OF_APPLICATION and second[0] in first[1:]:
         gone = first.index(second[0])
@@ -467,17 +541,28 @@ def _is_truncation(difference: Difference) -> bool:
         return first[gone : gone + rest] == second[:rest] and (rest > 1 or difference.is_one_task)
     text, cut = difference.texts
     rest_of_cut = cut[difference.character :]
-    if difference.role in ("system", "tools") or len(cut) >= len(text) or not difference.is_one_task:
+    if (
+        difference.role in ("system", "tools")
+        or len(cut) >= len(text)
+        or not difference.is_one_task
+    ):
         return False
-    return not rest_of_cut.strip() or (len(rest_of_cut) < _WINDOW and bool(_CUT_CUE.search(rest_of_cut)))
+    return not rest_of_cut.strip() or (
+        len(rest_of_cut) < _WINDOW and bool(_CUT_CUE.search(rest_of_cut))
+    )
 
 
 def _is_edit(difference: Difference) -> bool:
-    """Return whether an earlier message differs, and the conversation or later messages are the same."""
+    """Return whether an earlier message differs, and the conversation or later messages are the
+    same."""
     if difference.role in ("system", "tools", "documents", "prompt", "rendered"):
         return False
     first, second = difference.names
-    again = (shown(section) for name, section in zip(second, difference.later, strict=True) if name in set(first))
+    again = (
+        shown(section)
+        for name, section in zip(second, difference.later, strict=True)
+        if name in set(first)
+    )
     return difference.goes_on or sum(map(len, again)) >= RECURRING
 
 
@@ -512,37 +597,100 @@ def _is_marks_of_template(difference: Difference) -> bool:
 
 _GOES_ON = "the messages go on, and what is rendered parts"
 _AT = "at the difference, and the texts go on alike behind it"
-#: The first rule that holds gives the class: rules about single words first, then those about whole sections.
+#: The first rule that holds gives the class: rules about single words first, then those about whole
+#: sections.
 RULES = (
-    BreakRule("template_reasoning", _is_reasoning_of_template, f"{_GOES_ON}: it is equal without its reasoning"),
+    BreakRule(
+        "template_reasoning",
+        _is_reasoning_of_template,
+        f"{_GOES_ON}: it is equal without its reasoning",
+    ),
     BreakRule("template_date", _is_stamp_of_template, f"{_GOES_ON}, at a date or time"),
-    BreakRule("template_marks", _is_marks_of_template, f"{_GOES_ON}: it is equal without the marks around messages"),
+    BreakRule(
+        "template_marks",
+        _is_marks_of_template,
+        f"{_GOES_ON}: it is equal without the marks around messages",
+    ),
     BreakRule("template", lambda difference: difference.by_template, _GOES_ON),
-    BreakRule("changed_parameter", lambda difference: bool(difference.parameter), "the requests differ in a parameter"),
-    BreakRule("changed_tools", lambda difference: difference.roles == {"system", "tools"}, "one side has no tools"),
-    BreakRule("changed_system_prompt", _has_no_system_prompt, "one side has no system prompt, or a shorter one"),
+    BreakRule(
+        "changed_parameter",
+        lambda difference: bool(difference.parameter),
+        "the requests differ in a parameter",
+    ),
+    BreakRule(
+        "changed_tools",
+        lambda difference: difference.roles == {"system", "tools"},
+        "one side has no tools",
+    ),
+    BreakRule(
+        "changed_system_prompt",
+        _has_no_system_prompt,
+        "one side has no system prompt, or a shorter one",
+    ),
     BreakRule(
         "reordered_keys",
         partial(_has_same_tools, in_order=True),
         "the tools are equal once their keys are sorted",
     ),
-    BreakRule("reordered_tools", partial(_has_same_tools, in_order=False), "both sides have the same tools"),
+    BreakRule(
+        "reordered_tools",
+        partial(_has_same_tools, in_order=False),
+        "both sides have the same tools",
+    ),
     BreakRule("white_space", _is_white_space, "the texts are equal without white space"),
     BreakRule("time_stamp", _is_stamp, f"both sides have a date or time {_AT}"),
-    BreakRule("request_id", _is_id, f"both sides have an id, or a number with a word such as request, {_AT}"),
-    BreakRule("user_name", _is_name, f"both sides have an address, or a name behind a word such as user, {_AT}"),
-    BreakRule("changed_parameter", _is_parameter, f"both sides have a value behind a word such as effort {_AT}"),
+    BreakRule(
+        "request_id",
+        _is_id,
+        f"both sides have an id, or a number with a word such as request, {_AT}",
+    ),
+    BreakRule(
+        "user_name",
+        _is_name,
+        f"both sides have an address, or a name behind a word such as user, {_AT}",
+    ),
+    BreakRule(
+        "changed_parameter",
+        _is_parameter,
+        f"both sides have a value behind a word such as effort {_AT}",
+    ),
     BreakRule("request_id", _is_counter, f"both sides have a number {_AT}"),
-    BreakRule("changed_tools", lambda difference: "tools" in difference.roles, "a tool was added, removed or changed"),
-    BreakRule("shuffled_documents", _documents_are_shuffled, "the same documents or paragraphs stand in another order"),
-    BreakRule("changed_documents", lambda difference: difference.role == "documents", "the documents differ"),
+    BreakRule(
+        "changed_tools",
+        lambda difference: "tools" in difference.roles,
+        "a tool was added, removed or changed",
+    ),
+    BreakRule(
+        "shuffled_documents",
+        _documents_are_shuffled,
+        "the same documents or paragraphs stand in another order",
+    ),
+    BreakRule(
+        "changed_documents",
+        lambda difference: difference.role == "documents",
+        "the documents differ",
+    ),
     BreakRule("template", _is_marks, "the texts are equal without the marks around messages"),
     BreakRule("reordered_keys", _is_reordered_json, "the JSON of both sides has equal values"),
-    BreakRule("dropped_reasoning", _has_less_reasoning, "the later text is the earlier one without its reasoning"),
-    BreakRule("compaction", _is_compaction, "a shorter prompt has a text that calls itself a summary"),
-    BreakRule("truncation", _is_truncation, "messages or the end of a message are missing, and the rest is equal"),
-    BreakRule("edited_history", _is_edit, "the conversation is the same, and one of its messages differs"),
-    BreakRule("changed_system_prompt", _is_system_prompt, "the system prompts differ in more than a word"),
+    BreakRule(
+        "dropped_reasoning",
+        _has_less_reasoning,
+        "the later text is the earlier one without its reasoning",
+    ),
+    BreakRule(
+        "compaction", _is_compaction, "a shorter prompt has a text that calls itself a summary"
+    ),
+    BreakRule(
+        "truncation",
+        _is_truncation,
+        "messages or the end of a message are missing, and the rest is equal",
+    ),
+    BreakRule(
+        "edited_history", _is_edit, "the conversation is the same, and one of its messages differs"
+    ),
+    BreakRule(
+        "changed_system_prompt", _is_system_prompt, "the system prompts differ in more than a word"
+    ),
     BreakRule("new_text", _is_new_text, "nothing behind the difference is the same"),
 )
 OTHER = BreakRule("other", lambda difference: True, "no rule holds")
@@ -554,7 +702,8 @@ def rule_of(difference: Difference) -> BreakRule:
 
 
 def tool_at(difference: Difference) -> tuple[int, str] | None:
-    """Return number from 1 and name of the tool in which the tools of two prompts differ; None elsewhere."""
+    """Return number from 1 and name of the tool in which the tools of two prompts differ; None
+    elsewhere."""
     if difference.roles != {"tools"}:
         return None
     end = 1

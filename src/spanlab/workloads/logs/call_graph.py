@@ -1,4 +1,5 @@
-"""Which calls of a log waited for which: by the times of sessions and of the agents that they started, or by name."""
+"""Which calls of a log waited for which: by the times of sessions and of the agents that they
+started, or by name."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ After = tuple[tuple[int, ...], ...]
 class CallGraph:
     """Calls that wait for others.
 
-    `after`     requests that had ended before each request was sent: of its session, and of agents that it started,
-                without those of a session that ended before a later one of the same session was sent
+    `after`     requests that had ended before each request was sent: of its session, and of agents
+                that it started, without those of a session that ended before a later one of the
+                same session was sent
     `waits_ns`  from the end of the last of them to the request, shape (requests,)
     `families`  numbers of the sessions that wait for each other, shape (requests,)
     """
@@ -35,14 +37,20 @@ class CallGraph:
         several = sum(len(waited) > 1 for waited in self.after)
         parts = [f"{started:,} sessions are of agents that another session started"] * bool(started)
         parts += [f"{several:,} calls wait for several others"] * bool(several)
-        return (f"the calls form trees: {', and '.join(parts)}; arrivals=sessions keeps their order",) if parts else ()
+        return (
+            (f"the calls form trees: {', and '.join(parts)}; arrivals=sessions keeps their order",)
+            if parts
+            else ()
+        )
 
 
 @dataclass
 class _Session:
-    """Calls of a session while its log is read: those that run, and those that ended and nobody waited for.
+    """Calls of a session while its log is read: those that run, and those that ended and nobody
+    waited for.
 
-    `ends`      when its last call ends, and `children` the sessions that it has started, by that time
+    `ends`      when its last call ends, and `children` the sessions that it has started, by that
+                time
     """
 
     ends: float = -np.inf
@@ -55,10 +63,12 @@ class _Session:
 def graph_of_times(
     sessions: NDArray[np.int32], callers: Mapping[int, int], starts: Floats, ends: Floats
 ) -> CallGraph | None:
-    """Return the graph of calls in the order of their start; None if the calls of each session are in a line.
+    """Return the graph of calls in the order of their start; None if the calls of each session are
+    in a line.
 
-    A call waits for the calls of its session that had ended. The first one of an agent waits for those of the session
-    that started it, and a call of that session waits for the agents that had ended since.
+    A call waits for the calls of its session that had ended. The first one of an agent waits for
+    those of the session that started it, and a call of that session waits for the agents that had
+    ended since.
 
     `callers`        session that started a session, by its number
     `starts`, `ends`  seconds; an unknown end is that of a call that takes no time
@@ -93,7 +103,9 @@ def _overlap(sessions: NDArray[np.int32], starts: Floats, ends: Floats) -> bool:
     """Return whether a call of a session was sent while another one ran."""
     latest: dict[int, float] = {}
     order = np.argsort(starts, kind="stable").tolist()
-    for session, start, end in zip(sessions[order].tolist(), starts[order].tolist(), ends[order].tolist(), strict=True):
+    for session, start, end in zip(
+        sessions[order].tolist(), starts[order].tolist(), ends[order].tolist(), strict=True
+    ):
         if start < latest.get(session, -np.inf):
             return True
         latest[session] = max(end, latest.get(session, end))
@@ -101,19 +113,24 @@ def _overlap(sessions: NDArray[np.int32], starts: Floats, ends: Floats) -> bool:
 
 
 def _front(state: _Session, now: float, starts: Floats, ends: Floats) -> Sequence[int]:
-    """Return the calls of a session that had ended, without those that ended before another of them was sent."""
+    """Return the calls of a session that had ended, without those that ended before another of them
+    was sent."""
     while state.running and state.running[0][0] <= now:
         call = heapq.heappop(state.running)[1]
         state.front.append(call)
         if state.latest < 0 or starts[call] >= starts[state.latest]:
             state.latest = call
-    state.front = [call for call in state.front if call == state.latest or ends[call] > starts[state.latest]]
+    state.front = [
+        call for call in state.front if call == state.latest or ends[call] > starts[state.latest]
+    ]
     return state.front
 
 
 def _waits(after: Sequence[tuple[int, ...]], starts: Floats, ends: Floats) -> Ints:
     waits = [
-        max(0.0, float(starts[call]) - max(float(ends[other]) for other in waited)) if waited else 0.0
+        max(0.0, float(starts[call]) - max(float(ends[other]) for other in waited))
+        if waited
+        else 0.0
         for call, waited in enumerate(after)
     ]
     return np.rint(np.array(waits) * 1e9).astype(np.int64)
@@ -125,7 +142,8 @@ def graph_of_names(
     waits_s: Floats,
     sessions: NDArray[np.int32] | None,
 ) -> tuple[CallGraph, int]:
-    """Return the graph of a log that names what each call waits for, and how many names are of no earlier call."""
+    """Return the graph of a log that names what each call waits for, and how many names are of no
+    earlier call."""
     numbers = {name: number for number, name in enumerate(names) if name is not None}
     known = [
         [number for name in of_call if (number := numbers.get(name, call)) < call]
@@ -154,4 +172,6 @@ def _families(after: Sequence[tuple[int, ...]], sessions: NDArray[np.int32]) -> 
             first, second = sorted((root(of_call[call]), root(of_call[other])))
             above[second] = first
     numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(root(session), len(numbers)) for session in of_call], dtype=np.int32)
+    return np.array(
+        [numbers.setdefault(root(session), len(numbers)) for session in of_call], dtype=np.int32
+    )

@@ -1,4 +1,5 @@
-"""Requests to the clouds' own interfaces: Gemini's contents, Bedrock's Converse, and Bedrock's logs of invocations."""
+"""Requests to the clouds' own interfaces: Gemini's contents, Bedrock's Converse, and Bedrock's logs
+of invocations."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from spanlab.workloads.logs.bodies import is_body, is_gemini
 from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import Usage
 from spanlab.workloads.logs.openai import SUFFIXES, body_in, read_bodies, with_json
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of, counted, output_in, usage_in
+from spanlab.workloads.logs.rows import (
+    BadFieldError,
+    Row,
+    actual,
+    count_of,
+    counted,
+    output_in,
+    usage_in,
+)
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has
 from spanlab.workloads.logs.spans import Refuse, Span, read_spans, unpacked
 
@@ -23,7 +32,8 @@ from spanlab.workloads.logs.spans import Refuse, Span, read_spans, unpacked
 
 @LOG_FORMATS.register("gemini")
 def gemini() -> LogFormat:
-    """One request to Gemini per line, at the top level or inside `request`; or a folder of such files."""
+    """One request to Gemini per line, at the top level or inside `request`; or a folder of such
+    files."""
     return LogFormat(
         looks_for="JSONL with contents that have parts, at the top level or inside request",
         recognises=lambda file: folder_has(file, _has_contents, SUFFIXES),
@@ -51,11 +61,14 @@ _NO_PROMPT = ("embed", "image", "video", "rerank", "stable-", "canvas", "reel", 
 
 @LOG_FORMATS.register("bedrock")
 def bedrock() -> LogFormat:
-    """Records of invocations, also as CloudWatch exports them; or bodies of Converse or of a batch, one per line."""
+    """Records of invocations, also as CloudWatch exports them; or bodies of Converse or of a batch,
+    one per line."""
     return LogFormat(
         looks_for="JSONL with schemaType ModelInvocationLog, modelId and input; or bodies of Converse; or modelInput",
         recognises=lambda file: _is_log(file) or folder_has(file, _has_converse, SUFFIXES),
-        read=lambda file: read_spans(_spans_of, "leave")(file) if _is_log(file) else read_bodies(file),
+        read=lambda file: (
+            read_spans(_spans_of, "leave")(file) if _is_log(file) else read_bodies(file)
+        ),
         ids=Ids.CONTENT,
         fields=("schemaType", "modelId", "input"),
         marks=(frozenset({"schemaType", "modelId"}),),
@@ -71,14 +84,22 @@ def _is_record(record: Any) -> bool:
 
 
 def _records_in(row: Mapping[str, Any]) -> list[Any]:
-    """Return the records of a row: itself, the message of an event of CloudWatch, or those of a list of events."""
+    """Return the records of a row: itself, the message of an event of CloudWatch, or those of a
+    list of events."""
     for name in ("events", "Records", "records"):
         if isinstance(row.get(name), list):
-            return [record for inner in row[name] for record in (_records_in(inner) if isinstance(inner, dict) else [])]
-    if isinstance(row.get("results"), list):  # of a query in Logs Insights: lists of fields with values
+            return [
+                record
+                for inner in row[name]
+                for record in (_records_in(inner) if isinstance(inner, dict) else [])
+            ]
+    if isinstance(
+        row.get("results"), list
+    ):  # of a query in Logs Insights: lists of fields with values
         rows = [fields for fields in row["results"] if isinstance(fields, list)]
         named = [
-            {str(each.get("field")): each.get("value") for each in fields if isinstance(each, dict)} for fields in rows
+            {str(each.get("field")): each.get("value") for each in fields if isinstance(each, dict)}
+            for fields in rows
         ]
         return [record for inner in named for record in _records_in(inner)]
     for name in ("message", "@message"):
@@ -111,7 +132,9 @@ def _spans_of(row: Row, refuse: Refuse) -> Iterator[Span]:
 def _invocation(row: Row) -> Span:
     model, name = row.label("modelId"), row.label("requestId")
     kind = str(model).lower()
-    session = row.label("requestMetadata.sessionId", "requestMetadata.session_id", "requestMetadata.conversationId")
+    session = row.label(
+        "requestMetadata.sessionId", "requestMetadata.session_id", "requestMetadata.conversationId"
+    )
     span = Span(
         "",
         "",
@@ -138,7 +161,8 @@ def _invocation(row: Row) -> Span:
 
 
 def _counts_of(row: Row, usage: Any) -> tuple[Usage, float]:
-    """Return the counts of a record, which its answer may repeat; cached and created tokens stand beside the input."""
+    """Return the counts of a record, which its answer may repeat; cached and created tokens stand
+    beside the input."""
     entered, answered = (unpacked(row.get(side)) for side in ("input", "output"))
     output = count_of(answered, "outputTokenCount")
     output, reported = output_in(usage) if np.isnan(output) else output, counted(usage)
@@ -153,7 +177,8 @@ def _counts_of(row: Row, usage: Any) -> tuple[Usage, float]:
 
 
 def _body_of(row: Row) -> Mapping[str, Any] | None:
-    """Return the body of an invocation; None if the record does not have it, or has it in an unknown form."""
+    """Return the body of an invocation; None if the record does not have it, or has it in an
+    unknown form."""
     body = unpacked(row.get("input.inputBodyJson"))
     if body is None:
         return None
@@ -172,6 +197,10 @@ def _body_of(row: Row) -> Mapping[str, Any] | None:
                 role = "assistant" if role == "chatbot" else role or "user"
                 messages.append({"role": role, "content": turn.get("message") or ""})
         front = {"system": body["preamble"]} if isinstance(body.get("preamble"), str) else {}
-        beside = {key: body[key] for key in ("tools", "documents") if isinstance(body.get(key), list)}
-        return front | beside | {"messages": [*messages, {"role": "user", "content": body["message"]}]}
+        beside = {
+            key: body[key] for key in ("tools", "documents") if isinstance(body.get(key), list)
+        }
+        return (
+            front | beside | {"messages": [*messages, {"role": "user", "content": body["message"]}]}
+        )
     return None

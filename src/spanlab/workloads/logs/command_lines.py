@@ -8,11 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.agents import REPEATED_CALLS, REPEATED_LINES, Call, output_of, read_sessions
+from spanlab.workloads.logs.agents import (
+    REPEATED_CALLS,
+    REPEATED_LINES,
+    Call,
+    output_of,
+    read_sessions,
+)
 from spanlab.workloads.logs.bodies import check_block
 from spanlab.workloads.logs.log import Ids
 from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of, counted, inclusive, output_in
+from spanlab.workloads.logs.rows import (
+    BadFieldError,
+    Row,
+    actual,
+    count_of,
+    counted,
+    inclusive,
+    output_in,
+)
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, folder_has, parse_object
 
 # ------------------------------------------------------------------------------
@@ -61,7 +75,8 @@ def _is_codex(row: dict[str, Any]) -> bool:
 
 
 class _Rollout:
-    """Reader of the lines of one session: the history, and the call whose items are being written."""
+    """Reader of the lines of one session: the history, and the call whose items are being
+    written."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -73,7 +88,9 @@ class _Rollout:
         self._items: list[Any] = []
         self._time: float | None = None
         self._open: Call | None = None
-        self._is_answered = False  # whether an item that is not the model's follows the items of the open call
+        self._is_answered = (
+            False  # whether an item that is not the model's follows the items of the open call
+        )
         self._totals: Any = None
 
     def add(self, row: Row, line: int) -> list[Call]:
@@ -107,13 +124,15 @@ class _Rollout:
         return calls
 
     def _ends_prompt(self, kind: str, payload: Row) -> bool:
-        """Return whether a prompt may be complete at the time of a line; events about an answer say nothing of it."""
+        """Return whether a prompt may be complete at the time of a line; events about an answer say
+        nothing of it."""
         if kind == "event_msg":
             return payload.get("type") in _EVENTS_OF_PROMPTS
         return kind in _ENVELOPES and not (kind == "response_item" and _is_of_model(payload.fields))
 
     def _without_envelope(self, row: Row) -> tuple[str, dict[str, Any]]:
-        """Return type and payload of a line of the first versions, which wrote items as they are."""
+        """Return type and payload of a line of the first versions, which wrote items as they
+        are."""
         if "instructions" in row.fields and "type" not in row.fields:
             return "session_meta", row.fields
         if row.get("record_type") is not None:
@@ -136,7 +155,9 @@ class _Rollout:
             self._file.set_aside(f"items of the type {kind}, which are not sent")
             return []
         content = item.get("content")
-        for block in content if isinstance(content, list) else () if content is None else (content,):
+        for block in (
+            content if isinstance(content, list) else () if content is None else (content,)
+        ):
             check_block(block, "payload.content")
         calls: list[Call] = []
         if _is_of_model(item):
@@ -164,17 +185,23 @@ class _Rollout:
         before, self._totals = self._totals, totals if isinstance(totals, dict) else self._totals
         if not isinstance(last, dict) and isinstance(totals, dict):
             last = _difference(totals, before)
-        if not isinstance(last, dict) or not (count_of(last, "input_tokens") > 0 or output_of(last)):
+        if not isinstance(last, dict) or not (
+            count_of(last, "input_tokens") > 0 or output_of(last)
+        ):
             self._file.set_aside(NO_CALL)
             return []
-        is_repeated = totals == before if isinstance(totals, dict) else self._counted == self._items_seen
+        is_repeated = (
+            totals == before if isinstance(totals, dict) else self._counted == self._items_seen
+        )
         self._counted = self._items_seen
         if is_repeated:
             self._file.set_aside(REPEATED_COUNTS)
             return []
         call = self._open or self._call(line)
         call.usage, call.output = _usage(last), output_of(last)
-        call.key = ("codex", repr(sorted(totals.items(), key=str))) if isinstance(totals, dict) else None
+        call.key = (
+            ("codex", repr(sorted(totals.items(), key=str))) if isinstance(totals, dict) else None
+        )
         call.end = time if time is not None else call.end
         self._open = call
         return self.close()
@@ -189,13 +216,23 @@ class _Rollout:
         history = payload.get("replacement_history")
         if history is not None:
             if not isinstance(history, list) or not all(isinstance(item, dict) for item in history):
-                raise BadFieldError("payload.replacement_history", f"a list of objects, not {history!r:.40}")
+                raise BadFieldError(
+                    "payload.replacement_history", f"a list of objects, not {history!r:.40}"
+                )
             self._items = list(history)
             return
         if REBUILT not in self._file.notes:
             self._file.notes.append(REBUILT)
-        of_user = [item for item in self._items if item.get("type") == "message" and item.get("role") != "assistant"]
-        summary = {"type": "message", "role": "user", "content": str(payload.label("message") or "")}
+        of_user = [
+            item
+            for item in self._items
+            if item.get("type") == "message" and item.get("role") != "assistant"
+        ]
+        summary = {
+            "type": "message",
+            "role": "user",
+            "content": str(payload.label("message") or ""),
+        }
         self._items = [*of_user, summary]
 
 
@@ -219,28 +256,39 @@ def _usage(counts: Mapping[str, Any]) -> Usage:
     prompt = count_of(counts, "input_tokens")
     if np.isnan(prompt):
         return NOT_REPORTED
-    cached, created = (count_of(counts, f"{kind}_input_tokens") for kind in ("cached", "cache_write"))
+    cached, created = (
+        count_of(counts, f"{kind}_input_tokens") for kind in ("cached", "cache_write")
+    )
     return inclusive(prompt, cached, created)
 
 
 def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
     rollout = _Rollout(file)
-    for calls in file.parsed(lambda item, line: rollout.add(parse_object(item), line), counts=False):
+    for calls in file.parsed(
+        lambda item, line: rollout.add(parse_object(item), line), counts=False
+    ):
         for call in calls:
-            # a fork begins with a copy of the session that it goes on from; a copy of a file has the same session
+            # a fork begins with a copy of the session that it goes on from; a copy of a file has
+            # the same session
             in_session = (call.session, call.key, call.at, call.end)
             if in_session in seen or (rollout.is_fork and call.key in seen):
                 file.set_aside(REPEATED_CALLS)
                 continue
-            seen.update({call.key, in_session} if call.key is not None else {in_session} if call.at is not None else ())
+            seen.update(
+                {call.key, in_session}
+                if call.key is not None
+                else {in_session}
+                if call.at is not None
+                else ()
+            )
             yield call
     yield from rollout.close()
 
 
 # ------------------------------------------------------------------------------
-# Gemini CLI: a session is one JSON object with its messages, or lines: what is known of the session,
-# then messages, changes of what is known, and steps back. A message that changes is written again,
-# with the same id. Messages are in memory until the end of their file.
+# Gemini CLI: a session is one JSON object with its messages, or lines: what is known of the
+# session, then messages, changes of what is known, and steps back. A message that changes is
+# written again, with the same id. Messages are in memory until the end of their file.
 # ------------------------------------------------------------------------------
 
 SUFFIXES = (".jsonl", ".json")
@@ -317,7 +365,9 @@ class _Session:
         messages = row.get("messages")
         if messages is None:
             return
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        if not isinstance(messages, list) or not all(
+            isinstance(message, dict) for message in messages
+        ):
             raise BadFieldError("messages", f"a list of objects{actual(messages)}")
         if not is_first:
             self._file.set_aside(REPLACED)
@@ -356,7 +406,11 @@ class _Session:
     def call(self, message: _Message) -> Call:
         """Return the call that a message of the model answers."""
         tokens = message.row.get("tokens")
-        counts = {_COUNTS[name]: count for name, count in tokens.items() if name in _COUNTS} if tokens else {}
+        counts = (
+            {_COUNTS[name]: count for name, count in tokens.items() if name in _COUNTS}
+            if tokens
+            else {}
+        )
         model, end = message.row.label("model"), message.row.seconds("timestamp")
         output = output_in(counts)
         sent = [time for before in message.before[-1:] for time in _times_of(before.row)]
@@ -377,7 +431,9 @@ class _Session:
 def _check(row: Row) -> None:
     """Raise BadFieldError for a message with a field of another type."""
     calls, tokens = row.get("toolCalls"), row.get("tokens")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+    if calls is not None and not (
+        isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+    ):
         raise BadFieldError("toolCalls", f"a list of objects{actual(calls)}")
     if tokens is not None and not isinstance(tokens, dict):
         raise BadFieldError("tokens", f"an object with counts{actual(tokens)}")
@@ -403,13 +459,23 @@ def _tools_of(row: Row) -> list[dict[str, Any]]:
 
 
 def _contents(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return messages as the contents of a request: calls of tools and their answers stand where they are not yet."""
+    """Return messages as the contents of a request: calls of tools and their answers stand where
+    they are not yet."""
     parts = [_parts(row.get("content")) for row in rows]
-    named = {(key, _id(piece[key])) for several in parts for piece in several for key in _FUNCTIONS if key in piece}
+    named = {
+        (key, _id(piece[key]))
+        for several in parts
+        for piece in several
+        for key in _FUNCTIONS
+        if key in piece
+    }
     contents: list[dict[str, Any]] = []
     for row, several in zip(rows, parts, strict=True):
         calls = [call for call in _tools_of(row) if ("functionCall", call.get("id")) not in named]
-        called = [{"functionCall": {name: call.get(name) for name in ("id", "name", "args")}} for call in calls]
+        called = [
+            {"functionCall": {name: call.get(name) for name in ("id", "name", "args")}}
+            for call in calls
+        ]
         answered = [
             piece
             for call in _tools_of(row)

@@ -1,6 +1,8 @@
-"""Messages of Gemini and of Bedrock's Converse as messages with typed blocks, which all other interfaces have.
+"""Messages of Gemini and of Bedrock's Converse as messages with typed blocks, which all other
+interfaces have.
 
-Both name a block by the key of its content. Gemini's `contents` have `parts`, and its names come in two spellings.
+Both name a block by the key of its content. Gemini's `contents` have `parts`, and its names come in
+two spellings.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _KINDS += ("toolUse", "video", "audio")
 
 
 def typed_blocks(content: Any) -> Any:
-    """Return a content with a type in each block, without marks of caches; a content that has types is the same."""
+    """Return a content with a type in each block, without marks of caches; a content that has types
+    is the same."""
     if not isinstance(content, list) or not any(map(_is_untyped, content)):
         return content
     blocks = ([block] if not _is_untyped(block) else _typed(block) for block in content)
@@ -49,14 +52,18 @@ def typed_blocks(content: Any) -> Any:
 
 
 def _is_untyped(block: Any) -> bool:
-    return isinstance(block, dict) and "type" not in block and not isinstance(block.get("text"), str)
+    return (
+        isinstance(block, dict) and "type" not in block and not isinstance(block.get("text"), str)
+    )
 
 
 def _typed(block: Mapping[str, Any]) -> list[Block]:
     """Return a block of Converse with its type; none for a mark of a cache."""
     given = [key for key, value in block.items() if value is not None]
     named = next((key for key in given if key in _KINDS), None)
-    kind = named or next((key for key in given if isinstance(block[key], dict)), given[0] if given else "unknown")
+    kind = named or next(
+        (key for key in given if isinstance(block[key], dict)), given[0] if given else "unknown"
+    )
     inner = block.get(kind)
     if kind == "cachePoint":
         return []
@@ -64,14 +71,25 @@ def _typed(block: Mapping[str, Any]) -> list[Block]:
         return [{"type": kind, **block}]
     if kind == "toolUse":
         return [
-            {"type": "tool_use", "id": inner.get("toolUseId"), "name": inner.get("name"), "input": inner.get("input")}
+            {
+                "type": "tool_use",
+                "id": inner.get("toolUseId"),
+                "name": inner.get("name"),
+                "input": inner.get("input"),
+            }
         ]
     if kind == "toolResult":
         content = [
             _text(_as_text(piece["json"])) if isinstance(piece, dict) and "json" in piece else piece
             for piece in _as_list(inner.get("content"))
         ]
-        return [{"type": "tool_result", "tool_use_id": inner.get("toolUseId"), "content": typed_blocks(content)}]
+        return [
+            {
+                "type": "tool_result",
+                "tool_use_id": inner.get("toolUseId"),
+                "content": typed_blocks(content),
+            }
+        ]
     if kind == "reasoningContent":
         return [_reasoning(inner)]
     if kind == "guardContent":
@@ -103,7 +121,11 @@ def _document(document: Mapping[str, Any]) -> Block:
     if isinstance(source, dict) and isinstance(source.get("text"), str):
         return {"type": "document", "source": {"type": "text", "data": source["text"]}, **beside}
     if isinstance(source, dict) and isinstance(source.get("content"), list):
-        return {"type": "document", "source": {"type": "content", "content": source["content"]}, **beside}
+        return {
+            "type": "document",
+            "source": {"type": "content", "content": source["content"]},
+            **beside,
+        }
     return {"type": "document", "source": _source(document, ""), **beside}
 
 
@@ -115,7 +137,8 @@ def _source(media: Mapping[str, Any], family: str) -> Block:
 
 
 def converse_tools(config: Any) -> Iterator[Any]:
-    """Yield the tools of `toolConfig` in the form of Anthropic; Gemini has another `toolConfig`, without tools."""
+    """Yield the tools of `toolConfig` in the form of Anthropic; Gemini has another `toolConfig`,
+    without tools."""
     tools = config.get("tools") if isinstance(config, dict) else None
     for tool in tools if isinstance(tools, list) else ():
         spec = tool.get("toolSpec") if isinstance(tool, dict) else None
@@ -132,7 +155,11 @@ def converse_tools(config: Any) -> Iterator[Any]:
 # Gemini: contents with parts, in names with capitals or with underscores.
 # ------------------------------------------------------------------------------
 
-_ROLES = {"model": "assistant", "function": "user", "tool": "user"}  # results of functions become messages of their own
+_ROLES = {
+    "model": "assistant",
+    "function": "user",
+    "tool": "user",
+}  # results of functions become messages of their own
 _FAMILIES = {"image": "image", "audio": "audio", "video": "video"}
 
 
@@ -140,7 +167,9 @@ def _either(piece: Mapping[str, Any], name: str) -> Any:
     """Return a field whose name has capitals or underscores."""
     value = piece.get(name)
     if value is None:
-        value = piece.get("".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
+        value = piece.get(
+            "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+        )
     return value
 
 
@@ -151,7 +180,8 @@ def system_of_gemini(body: Mapping[str, Any]) -> Any:
 
 
 def contents_of(contents: Any) -> list[Any]:
-    """Return the elements of `contents`, of which libraries of Google take a single one, or a text, too."""
+    """Return the elements of `contents`, of which libraries of Google take a single one, or a text,
+    too."""
     if not isinstance(contents, list):
         contents = [contents]
     if not contents or not all(isinstance(content, (str, dict)) for content in contents):
@@ -185,18 +215,34 @@ def _blocks_of(content: Any, name: str) -> list[Any]:
 
 
 def _blocks_of_part(piece: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield the block of a part, behind its signature: the encrypted thoughts before it, which count as input."""
+    """Yield the block of a part, behind its signature: the encrypted thoughts before it, which
+    count as input."""
     signature = _either(piece, "thoughtSignature")
     if signature:
         yield {"type": "redacted_thinking", "data": signature}
-    text, call, answer = piece.get("text"), _either(piece, "functionCall"), _either(piece, "functionResponse")
+    text, call, answer = (
+        piece.get("text"),
+        _either(piece, "functionCall"),
+        _either(piece, "functionResponse"),
+    )
     data, file = _either(piece, "inlineData"), _either(piece, "fileData")
     if isinstance(text, str):
-        yield {"type": "thinking", "thinking": text} if piece.get("thought") is True else _text(text)
+        yield (
+            {"type": "thinking", "thinking": text} if piece.get("thought") is True else _text(text)
+        )
     elif isinstance(call, dict):
-        yield {"type": "tool_use", "id": _name_of(call), "name": call.get("name"), "input": call.get("args")}
+        yield {
+            "type": "tool_use",
+            "id": _name_of(call),
+            "name": call.get("name"),
+            "input": call.get("args"),
+        }
     elif isinstance(answer, dict):
-        more = [block for inner in _as_list(answer.get("parts")) for block in _blocks_of(inner, "functionResponse")]
+        more = [
+            block
+            for inner in _as_list(answer.get("parts"))
+            for block in _blocks_of(inner, "functionResponse")
+        ]
         text = _text(_as_text(answer.get("response", "")))
         yield {"type": "tool_result", "tool_use_id": _name_of(answer), "content": [text, *more]}
     elif isinstance(data, dict):
@@ -205,9 +251,14 @@ def _blocks_of_part(piece: Mapping[str, Any]) -> Iterator[Block]:
         yield {"type": _family(kind), "source": source}
     elif isinstance(file, dict):
         kind = _either(file, "mimeType")
-        yield {"type": _family(kind), "source": {"type": "url", "media_type": kind, "url": _either(file, "fileUri")}}
+        yield {
+            "type": _family(kind),
+            "source": {"type": "url", "media_type": kind, "url": _either(file, "fileUri")},
+        }
     else:
-        kind = next((key for key, value in piece.items() if value is not None and key not in _BESIDE), None)
+        kind = next(
+            (key for key, value in piece.items() if value is not None and key not in _BESIDE), None
+        )
         if kind is not None:
             yield {"type": kind, kind: piece[kind]}
 
@@ -225,7 +276,8 @@ _BESIDE = (
 
 
 def _name_of(function: Mapping[str, Any]) -> Any:
-    """Return the id of a call, or the name of its function, which pairs calls with answers where ids are missing."""
+    """Return the id of a call, or the name of its function, which pairs calls with answers where
+    ids are missing."""
     name = function.get("id")
     return function.get("name") if name is None else name
 
@@ -241,7 +293,9 @@ def gemini_tools(tools: Any) -> Iterator[Any]:
         if isinstance(declared, list):
             yield from declared
             names = ("functionDeclarations", "function_declarations")
-            tool = {key: value for key, value in tool.items() if key not in names and value is not None}
+            tool = {
+                key: value for key, value in tool.items() if key not in names and value is not None
+            }
         if tool:
             yield tool
 

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.log import Entry, Ids, Keys, block_lengths, hash_name, hash_pieces, salt_keys
+from spanlab.workloads.logs.log import (
+    Entry,
+    Ids,
+    Keys,
+    block_lengths,
+    hash_name,
+    hash_pieces,
+    salt_keys,
+)
 from spanlab.workloads.logs.rows import BadFieldError, Row, actual, identity_of, record_of
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
@@ -94,12 +102,15 @@ REPEATED = (
     "takes them as the new tokens of a turn"
 )
 _TURN = {"input_length", "session_id"}
-MOONCAKE_TOGETHER = "sessions without a timestamp start together: nobody recorded when each one started"
+MOONCAKE_TOGETHER = (
+    "sessions without a timestamp start together: nobody recorded when each one started"
+)
 
 
 @LOG_FORMATS.register("mooncake")
 def mooncake() -> LogFormat:
-    """One request, or one turn, per line; `timestamp` in milliseconds, or in seconds with `chat_id` (Bailian)."""
+    """One request, or one turn, per line; `timestamp` in milliseconds, or in seconds with `chat_id`
+    (Bailian)."""
     return LogFormat(
         looks_for="JSONL with hash_ids and input_length, or turns with input_length, session_id and delay",
         recognises=_mooncake_recognises,
@@ -118,7 +129,8 @@ def _mooncake_recognises(file: LogFile) -> bool:
 
 
 def find_block_size(file: LogFile) -> int:
-    """Return the tokens per block: `block_size` of the lines, or the size with one id per block in most prompts."""
+    """Return the tokens per block: `block_size` of the lines, or the size with one id per block in
+    most prompts."""
     rows = [row for row in map(Row, head_rows(file)) if isinstance(row.get("hash_ids"), list)]
     declared = {size for row in rows if (size := _declared_size(row))}
     if len(declared) == 1:
@@ -130,11 +142,14 @@ def find_block_size(file: LogFile) -> int:
     ):  # turns without ids have no blocks; a line of another size raises its own error
         return best
     sizes = ", ".join(map(str, sorted(BLOCKS)))
-    raise ValueError(f"log={file.path}: hash_ids: expected one id per block of {sizes} tokens, or a field block_size")
+    raise ValueError(
+        f"log={file.path}: hash_ids: expected one id per block of {sizes} tokens, or a field block_size"
+    )
 
 
 def _declared_size(row: Row) -> int:
-    """Return the field block_size; 0 if it is missing or invalid, which the reader reports with its line."""
+    """Return the field block_size; 0 if it is missing or invalid, which the reader reports with its
+    line."""
     try:
         return row.count("block_size", least=1, default=0)
     except BadFieldError:
@@ -172,7 +187,9 @@ def _mooncake_read_entries(file: LogFile) -> Iterator[Entry]:
             is_increment = False
         elif is_increment:
             file.notes.append(INCREMENTS)
-        sessions[entry.session] = after = _MooncakeSession(before.followed_by(entry, is_increment), entry.keys)
+        sessions[entry.session] = after = _MooncakeSession(
+            before.followed_by(entry, is_increment), entry.keys
+        )
         return after.entry, is_increment or entry.at is None
 
     for entry, is_later in file.parsed(lambda item, line: parse(parse_object(item), line)):
@@ -187,8 +204,13 @@ def _mooncake_entry(row: Row, line: int, size: int, file: LogFile) -> Entry:
     """Return the tokens of one row as a request."""
     row.count("block_size", least=1, default=size)
     tokens = file.check_length(row.count("input_length"), "input_length")
-    if row.get("hash_ids") is None and row.get("session_id") is not None:  # a turn of new tokens alone
-        keys, lengths = np.array([hash_name((line, "new"))], dtype=np.int64), np.array([tokens], dtype=np.int64)
+    if (
+        row.get("hash_ids") is None and row.get("session_id") is not None
+    ):  # a turn of new tokens alone
+        keys, lengths = (
+            np.array([hash_name((line, "new"))], dtype=np.int64),
+            np.array([tokens], dtype=np.int64),
+        )
     else:
         keys, lengths = block_keys(row), block_lengths(tokens, size)
     if len(keys) != len(lengths):
@@ -214,9 +236,11 @@ class _MooncakeSession:
     own_keys: Keys
 
     def followed_by(self, entry: Entry, is_increment: bool) -> Entry:
-        """Return the request of the next row; without a time, it arrives `delay` after the arrival before.
+        """Return the request of the next row; without a time, it arrives `delay` after the arrival
+        before.
 
-        The prompt of an increment is everything before it, with the answer to the last request, and its own tokens.
+        The prompt of an increment is everything before it, with the answer to the last request, and
+        its own tokens.
         """
         last = self.entry
         if entry.at is None and last.at is not None:
@@ -225,7 +249,9 @@ class _MooncakeSession:
             return entry
         answer = [hash_name((last.session, last.line, "answer"))] if last.output_len else []
         keys = np.concatenate([last.keys, np.array(answer, dtype=np.int64), entry.keys])
-        lengths = np.concatenate([last.lengths, [last.output_len] * len(answer), entry.lengths]).astype(np.int64)
+        lengths = np.concatenate(
+            [last.lengths, [last.output_len] * len(answer), entry.lengths]
+        ).astype(np.int64)
         return replace(entry, keys=keys, lengths=lengths)
 
 
@@ -268,10 +294,14 @@ def lmcache() -> LogFormat:
 def _lmcache_parse_row(row: Row, line: int, file: LogFile) -> Entry:
     keys, size = block_keys(row, "chunk_hashes"), row.count("chunk_size", least=1, default=CHUNK)
     if row.get("chunk_size") is None:
-        file.notes.append(f"the log names no chunk_size: chunks of {CHUNK} tokens, LMCache's default, are assumed")
+        file.notes.append(
+            f"the log names no chunk_size: chunks of {CHUNK} tokens, LMCache's default, are assumed"
+        )
     tokens = row.count("seq_len", "num_tokens", default=len(keys) * size)
     if not len(keys) * size <= tokens < (len(keys) + 1) * size:
-        raise BadFieldError("seq_len", f"{len(keys) * size} to {(len(keys) + 1) * size - 1} for {len(keys)} chunks")
+        raise BadFieldError(
+            "seq_len", f"{len(keys) * size} to {(len(keys) + 1) * size - 1} for {len(keys)} chunks"
+        )
     file.notes.append(TAIL)
     lengths = keys * 0 + size
     if tail := tokens - len(keys) * size:
@@ -339,7 +369,12 @@ def token_entry(row: Row, number: int, file: LogFile) -> Entry:
         lengths,
         number,
         row.seconds("timestamp", "time", "created", "ts"),
-        row.count("out.meta_info.completion_tokens", "meta_info.completion_tokens", "output_length", default=0),
+        row.count(
+            "out.meta_info.completion_tokens",
+            "meta_info.completion_tokens",
+            "output_length",
+            default=0,
+        ),
         row.label("session_id", "obj.session_params.id", "obj.session_id"),
         row.label("tenant", "user", "obj.user"),
         identity=identity_of(row, "obj.", ""),
@@ -353,15 +388,21 @@ def _parse_text(line: bytes, number: int, file: LogFile) -> Entry | None:
         return None
     ids = _IDS.search(line)
     if ids is None:
-        raise BadFieldError("input_ids", "a list of token ids, as --log-requests-level 2 and up writes")
+        raise BadFieldError(
+            "input_ids", "a list of token ids, as --log-requests-level 2 and up writes"
+        )
     try:
         tokens = np.array(ids[1].split(b",") if ids[1].strip() else [], dtype=np.int32)
     except (ValueError, OverflowError) as error:
-        raise BadFieldError("input_ids", f"a list of token ids, not {ids[1][:40].decode()!r}") from error
+        raise BadFieldError(
+            "input_ids", f"a list of token ids, not {ids[1][:40].decode()!r}"
+        ) from error
     matches = {"timestamp": _TIME.search(line), "completion_tokens": _OUTPUT.search(line)}
     row = Row({name: match[1].decode() for name, match in matches.items() if match})
     keys, lengths = hash_pieces(tokens, file.piece)
-    return Entry(keys, lengths, number, row.seconds("timestamp"), row.count("completion_tokens", default=0))
+    return Entry(
+        keys, lengths, number, row.seconds("timestamp"), row.count("completion_tokens", default=0)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -404,8 +445,20 @@ def entries(shape: Shape) -> Iterator[Entry]:
     for number, spans in enumerate(shape.requests()):
         keys = np.array(spans, dtype=np.int64)
         arrived_s, output = float(shape.arrivals_s[number]), int(shape.output_lens[number])
-        marks = tuple(range(1, len(keys))), tuple(np.flatnonzero(shape.flags[keys] & INDEPENDENT).tolist())
-        yield Entry(keys, shape.lengths[keys], number + 1, arrived_s, output, int(shape.groups[number]), None, *marks)
+        marks = (
+            tuple(range(1, len(keys))),
+            tuple(np.flatnonzero(shape.flags[keys] & INDEPENDENT).tolist()),
+        )
+        yield Entry(
+            keys,
+            shape.lengths[keys],
+            number + 1,
+            arrived_s,
+            output,
+            int(shape.groups[number]),
+            None,
+            *marks,
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -421,7 +474,9 @@ def spanlab_records() -> LogFormat:
     """The file records/ARM.jsonl of a study, whose records are in order of completion."""
     return LogFormat(
         looks_for="JSONL with prompt_tokens, reused_tokens and arrived_s",
-        recognises=lambda file: {"prompt_tokens", "reused_tokens", "arrived_s"} <= first_row(file).keys(),
+        recognises=lambda file: (
+            {"prompt_tokens", "reused_tokens", "arrived_s"} <= first_row(file).keys()
+        ),
         read=_spanlab_records_read_entries,
         ids=Ids.NONE,
         fields=("prompt_tokens", "reused_tokens", "arrived_s"),
@@ -474,16 +529,24 @@ def _parquet_read_entries(file: LogFile) -> Iterator[Entry]:
         with tables.ParquetFile(file.content.file) as table:
             names = table.schema_arrow.names
             if any(names.count(column) != 1 for column in COLUMNS):
-                raise ValueError(f"log={file.path}: expected one of each of the columns {', '.join(COLUMNS)}")
+                raise ValueError(
+                    f"log={file.path}: expected one of each of the columns {', '.join(COLUMNS)}"
+                )
             group_type, token_type = (table.schema_arrow.field(column).type for column in COLUMNS)
             if pyarrow.types.is_nested(group_type):
-                raise ValueError(f"log={file.path}: group_id: expected texts or numbers, not {group_type}")
+                raise ValueError(
+                    f"log={file.path}: group_id: expected texts or numbers, not {group_type}"
+                )
             is_list = pyarrow.types.is_nested(token_type) and hasattr(token_type, "value_type")
             if not is_list or not pyarrow.types.is_integer(token_type.value_type):
-                raise ValueError(f"log={file.path}: tokens: expected lists of integers, not {token_type}")
+                raise ValueError(
+                    f"log={file.path}: tokens: expected lists of integers, not {token_type}"
+                )
             number = 0
             for batch in table.iter_batches(batch_size=1024, columns=COLUMNS):
-                for group, tokens in zip(batch["group_id"].to_pylist(), batch["tokens"], strict=True):
+                for group, tokens in zip(
+                    batch["group_id"].to_pylist(), batch["tokens"], strict=True
+                ):
                     number += 1
                     if tokens.values is None or tokens.values.null_count:
                         file.refuse(number, "tokens: expected a list of token ids, not null")
@@ -504,13 +567,16 @@ def _parquet_read_entries(file: LogFile) -> Iterator[Entry]:
 # ------------------------------------------------------------------------------
 
 BLOCK = 64  # tokens, if a session has no block_size
-AGENT_SESSIONS_TOGETHER = "sessions start together, at the first request of each: nobody recorded when each one started"
+AGENT_SESSIONS_TOGETHER = (
+    "sessions start together, at the first request of each: nobody recorded when each one started"
+)
 _OF_BLOCKS = ("in", "input_length", "input_tokens", "prompt_tokens")
 
 
 @LOG_FORMATS.register("agent_sessions")
 def agent_sessions() -> LogFormat:
-    """A JSON file or JSONL; `t` is seconds since the session's start; without it, think times are summed."""
+    """A JSON file or JSONL; `t` is seconds since the session's start; without it, think times are
+    summed."""
     return LogFormat(
         looks_for="JSON with a list requests of objects with hash_ids",
         recognises=lambda file: (
@@ -534,7 +600,8 @@ class _AgentSessionsSession:
 
 
 def _agent_sessions_read_entries(file: LogFile) -> Iterator[Entry]:
-    """Yield the requests of all sessions by time; all sessions are in memory, because they are small."""
+    """Yield the requests of all sessions by time; all sessions are in memory, because they are
+    small."""
     file.notes.append(AGENT_SESSIONS_TOGETHER)
     sessions = file.parsed(lambda item, number: _session(parse_object(item), number))
     entries = [entry for session in sessions for entry in _session_entries(session, file)]
@@ -547,7 +614,10 @@ def _session(row: Row, line: int) -> _AgentSessionsSession:
 
 def _session_entries(session: _AgentSessionsSession, file: LogFile) -> Iterator[Entry]:
     try:
-        size, requests = session.row.count("block_size", least=1, default=BLOCK), list(_requests(session.row))
+        size, requests = (
+            session.row.count("block_size", least=1, default=BLOCK),
+            list(_requests(session.row)),
+        )
     except BadFieldError as error:
         file.refuse(session.line, str(error))
         return
@@ -589,7 +659,9 @@ def _block_keys(row: Row, session: _AgentSessionsSession) -> Keys:
     return salt_keys(block_keys(row), session.name) if local else block_keys(row)
 
 
-def _agent_sessions_entry(row: Row, keys: Keys, size: int, session: _AgentSessionsSession, time: float) -> Entry:
+def _agent_sessions_entry(
+    row: Row, keys: Keys, size: int, session: _AgentSessionsSession, time: float
+) -> Entry:
     """Return a request; a partial last block may have an id or none."""
     tokens = row.count(*_OF_BLOCKS, default=len(keys) * size)
     blocks = -(-tokens // size)

@@ -1,4 +1,5 @@
-"""Calls of models as tracers and gateways export them: Langfuse, LiteLLM, Helicone, Portkey, OpenRouter, SageMaker."""
+"""Calls of models as tracers and gateways export them: Langfuse, LiteLLM, Helicone, Portkey,
+OpenRouter, SageMaker."""
 
 from __future__ import annotations
 
@@ -28,14 +29,23 @@ from spanlab.workloads.logs.rows import (
     usage_of,
 )
 from spanlab.workloads.logs.source import LOG_FORMATS, LogFormat, folder_has
-from spanlab.workloads.logs.spans import SUFFIXES, Refuse, Span, body_of, divided, read_spans, unpacked
+from spanlab.workloads.logs.spans import (
+    SUFFIXES,
+    Refuse,
+    Span,
+    body_of,
+    divided,
+    read_spans,
+    unpacked,
+)
 
 # ------------------------------------------------------------------------------
 # Langfuse: observations of traces; those of type GENERATION are calls of a model.
 # ------------------------------------------------------------------------------
 
 NESTED = (
-    "some generations contain another one in their time: each is a request, and their tokens may be counted by both"
+    "some generations contain another one in their time: each is a request, and their tokens may "
+    "be counted by both"
 )
 _CACHED = (
     "input_cached_tokens",
@@ -58,13 +68,17 @@ _CREATED = (
 #: The same tokens by the time that they stay, beside their sum or in place of it.
 _CREATED_BY_TIME = ("input_cache_creation_5m", "input_cache_creation_1h")
 _THOUGHTS = ("output_reasoning", "output_reasoning_tokens", "completion_details.reasoning")
-_INPUT, _OUTPUT = ("input", "promptTokens", "prompt_tokens", "input_tokens"), ("output", "completionTokens")
+_INPUT, _OUTPUT = (
+    ("input", "promptTokens", "prompt_tokens", "input_tokens"),
+    ("output", "completionTokens"),
+)
 _TOTAL = ("total", "totalTokens", "total_tokens")
 
 
 @LOG_FORMATS.register("langfuse")
 def langfuse() -> LogFormat:
-    """Traces with observations, or observations alone, as JSON or JSONL; one request per GENERATION."""
+    """Traces with observations, or observations alone, as JSON or JSONL; one request per
+    GENERATION."""
     return LogFormat(
         looks_for="JSON of Langfuse: observations of the type GENERATION with input and usageDetails",
         recognises=lambda file: folder_has(file, _has_generation, SUFFIXES),
@@ -142,10 +156,17 @@ def _observation(path: str, observation: Any, trace: Mapping[str, Any]) -> Span:
 
 
 def _usage_of(row: Row) -> tuple[Usage, float]:
-    """Return counts from usageDetails, whose parts stand beside `input` or inside it, or from the older `usage`."""
+    """Return counts from usageDetails, whose parts stand beside `input` or inside it, or from the
+    older `usage`."""
     details = unpacked(row.get("usageDetails", "usage_details"))
     usage = unpacked(row.get("usage"))
-    counts = details if isinstance(details, dict) and details else usage if isinstance(usage, dict) else {}
+    counts = (
+        details
+        if isinstance(details, dict) and details
+        else usage
+        if isinstance(usage, dict)
+        else {}
+    )
     if is_of_cloud(counts):
         return counted(counts), output_in(counts)
     prompt, output, total, cached, created, thoughts = (
@@ -154,11 +175,20 @@ def _usage_of(row: Row) -> tuple[Usage, float]:
     )
     by_time = [count for name in _CREATED_BY_TIME if not np.isnan(count := count_of(counts, name))]
     created = float(np.nanmax([created, sum(by_time)])) if by_time else created
-    return divided(prompt, cached, created, output, total, includes=False, thoughts=float(np.nan_to_num(thoughts)))
+    return divided(
+        prompt,
+        cached,
+        created,
+        output,
+        total,
+        includes=False,
+        thoughts=float(np.nan_to_num(thoughts)),
+    )
 
 
 def _body_of(row: Row) -> dict[str, Any] | None:
-    """Return the body of a generation's request: its input, with instructions and tools that stand beside it."""
+    """Return the body of a generation's request: its input, with instructions and tools that stand
+    beside it."""
     body = body_of(row.get("input"))
     if body is None:
         return None
@@ -181,10 +211,26 @@ def _body_of(row: Row) -> dict[str, Any] | None:
 # LiteLLM: a StandardLoggingPayload per line, or rows of the table LiteLLM_SpendLogs.
 # ------------------------------------------------------------------------------
 
-_MARKS = ("call_type", "spend", "response_cost", "model_group", "litellm_call_id", "custom_llm_provider")
+_MARKS = (
+    "call_type",
+    "spend",
+    "response_cost",
+    "model_group",
+    "litellm_call_id",
+    "custom_llm_provider",
+)
 _REDACTED = b"redacted-by-litellm"
 _CUT = b"litellm_truncated"
-_NO_PROMPT = ("embedding", "image", "speech", "transcription", "rerank", "moderation", "file", "batch")
+_NO_PROMPT = (
+    "embedding",
+    "image",
+    "speech",
+    "transcription",
+    "rerank",
+    "moderation",
+    "file",
+    "batch",
+)
 
 
 @LOG_FORMATS.register("litellm")
@@ -211,7 +257,9 @@ def _is_litellm(row: dict[str, Any]) -> bool:
     if isinstance(page, list):
         return any(isinstance(item, dict) and _is_litellm(item) for item in page)
     payload = _payload_of(row)
-    return {"startTime", "prompt_tokens"} <= payload.keys() and any(mark in payload for mark in _MARKS)
+    return {"startTime", "prompt_tokens"} <= payload.keys() and any(
+        mark in payload for mark in _MARKS
+    )
 
 
 def _payloads_of(row: Row, refuse: Refuse) -> Iterator[Span]:
@@ -262,7 +310,13 @@ def _payload(row: Row, path: str) -> Span:
     return span
 
 
-_TENANTS = ("end_user", "team_id", "metadata.user_api_key_team_id", "metadata.user_api_key_end_user_id", "user")
+_TENANTS = (
+    "end_user",
+    "team_id",
+    "metadata.user_api_key_team_id",
+    "metadata.user_api_key_end_user_id",
+    "user",
+)
 
 
 def _counts_of(row: Row) -> tuple[Usage, float]:
@@ -280,7 +334,9 @@ def _counts_of(row: Row) -> tuple[Usage, float]:
     prompt, total = count_of(row.fields, "prompt_tokens"), count_of(row.fields, "total_tokens")
     details = usage.get("prompt_tokens_details")
     cached = _first(count_of(details, "cached_tokens"), count_of(usage, "cache_read_input_tokens"))
-    created = _first(count_of(usage, "cache_creation_input_tokens"), count_of(details, "cache_creation_tokens"))
+    created = _first(
+        count_of(usage, "cache_creation_input_tokens"), count_of(details, "cache_creation_tokens")
+    )
     return divided(prompt, cached, created, output, total, includes=True)
 
 
@@ -303,7 +359,11 @@ def _prompt_of(row: Row) -> Mapping[str, Any] | None:
     if body is None or not isinstance(parameters, dict):
         return body
     front = parameters.get("system") or parameters.get("instructions")
-    beside = {"instructions" if "input" in body else "system": front} if front and "prompt" not in body else {}
+    beside = (
+        {"instructions" if "input" in body else "system": front}
+        if front and "prompt" not in body
+        else {}
+    )
     if isinstance(tools := unpacked(parameters.get("tools")), list) and tools:
         beside["tools"] = tools
     return beside | body
@@ -357,7 +417,9 @@ def _listed(row: Row, refuse: Refuse, *, parse: Callable[[Row], Span]) -> Iterat
             refuse(f"data[{index}].{error}" if "data" in row.fields else str(error))
 
 
-def _span_of(name: Any, path: str, start: float | None, wait: float | None, *, failed: bool) -> Span:
+def _span_of(
+    name: Any, path: str, start: float | None, wait: float | None, *, failed: bool
+) -> Span:
     """Return the span of a request to a path of an interface, whose answer took `wait` seconds."""
     return Span(
         "",
@@ -373,9 +435,15 @@ def _span_of(name: Any, path: str, start: float | None, wait: float | None, *, f
 
 
 def _helicone(row: Row) -> Span:
-    name, path = row.label("request_id", "response_id"), str(row.get("request_path", "target_url") or "")
+    name, path = (
+        row.label("request_id", "response_id"),
+        str(row.get("request_path", "target_url") or ""),
+    )
     start, end = row.seconds("request_created_at"), row.seconds("response_created_at")
-    wait, first = row.duration("delay_ms", "latency", scale=1e-3), row.duration("time_to_first_token", scale=1e-3)
+    wait, first = (
+        row.duration("delay_ms", "latency", scale=1e-3),
+        row.duration("time_to_first_token", scale=1e-3),
+    )
     properties = unpacked(row.get("request_properties", "properties"))
     properties = Row(properties if isinstance(properties, dict) else {})
     session, status = properties.label(*_SESSIONS), count_of(row.fields, "response_status")
@@ -432,7 +500,9 @@ def portkey() -> LogFormat:
 
 
 def _is_portkey(row: dict[str, Any]) -> bool:
-    return any("created_at" in each and {"req_units", "ai_model"} & each.keys() for each in _page(row))
+    return any(
+        "created_at" in each and {"req_units", "ai_model"} & each.keys() for each in _page(row)
+    )
 
 
 def _portkey(row: Row) -> Span:
@@ -454,13 +524,17 @@ def _portkey(row: Row) -> Span:
     usage = usage_in(answer)
     span.usage, span.output = counted(usage), output_in(usage)
     if np.isnan(span.usage.prompt):
-        span.usage, span.output = Usage(count_of(row.fields, "req_units")), count_of(row.fields, "res_units")
+        span.usage, span.output = (
+            Usage(count_of(row.fields, "req_units")),
+            count_of(row.fields, "res_units"),
+        )
     span.body = lambda: _stored_body(Row({"body": _portkey_side(row, "request")}), "body")
     return span
 
 
 def _portkey_side(row: Row, side: str) -> Any:
-    """Return the body of a request or response, which stands in a column of its own, or beside its headers."""
+    """Return the body of a request or response, which stands in a column of its own, or beside its
+    headers."""
     value = unpacked(row.fields.get(f"{side}.body", row.get(side)))
     inner = unpacked(value.get("body")) if isinstance(value, dict) else None
     return value if inner is None else inner
@@ -484,13 +558,17 @@ def _is_openrouter(row: dict[str, Any]) -> bool:
 
 def _openrouter(row: Row) -> Span:
     name, session = row.label("id"), row.label("session_id")
-    span = Span("", "", None if name is None else str(name), None, row.seconds("created_at"), is_call=True)
+    span = Span(
+        "", "", None if name is None else str(name), None, row.seconds("created_at"), is_call=True
+    )
     span.failed = row.get("cancelled") is True
     span.session = None if session is None else str(session)
     span.tenant = row.label("external_user")
     model = row.label("model")
     span.identity = () if not model else (("model", model),)
-    span.usage = inclusive(*(count_of(row.fields, f"native_tokens_{name}") for name in ("prompt", "cached")))
+    span.usage = inclusive(
+        *(count_of(row.fields, f"native_tokens_{name}") for name in ("prompt", "cached"))
+    )
     span.output = count_of(row.fields, "native_tokens_completion")
     return span
 
@@ -502,7 +580,8 @@ def _openrouter(row: Row) -> Span:
 
 @LOG_FORMATS.register("sagemaker")
 def sagemaker() -> LogFormat:
-    """One captured inference per line, or a folder of captures; the input is the body of a request."""
+    """One captured inference per line, or a folder of captures; the input is the body of a
+    request."""
     return LogFormat(
         looks_for="JSONL with captureData.endpointInput.data and eventMetadata",
         recognises=lambda file: folder_has(file, _is_capture, SUFFIXES),
@@ -545,13 +624,17 @@ def _captured(row: Row, side: str) -> Any:
         try:
             text = base64.b64decode(text, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise BadFieldError(f"captureData.{side}.data", f"text in base64, not {text[:40]!r}") from error
+            raise BadFieldError(
+                f"captureData.{side}.data", f"text in base64, not {text[:40]!r}"
+            ) from error
     return unpacked(text)
 
 
 def _request_in(row: Row) -> dict[str, Any] | None:
     body: Any = _captured(row, "endpointInput")
-    if isinstance(body, dict) and isinstance(body.get("inputs"), (str, list)):  # of Hugging Face's containers
+    if isinstance(body, dict) and isinstance(
+        body.get("inputs"), (str, list)
+    ):  # of Hugging Face's containers
         return body_of(body["inputs"])
     if body is None:
         return None

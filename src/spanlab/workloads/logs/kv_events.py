@@ -1,4 +1,5 @@
-"""KV events of vLLM or SGLang: their fields as lists or maps, lost messages, and why blocks were computed."""
+"""KV events of vLLM or SGLang: their fields as lists or maps, lost messages, and why blocks were
+computed."""
 
 from __future__ import annotations
 
@@ -22,14 +23,31 @@ STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 TYPES = (STORED, REMOVED, CLEARED)
 #: Fields in their order where an event is a list; newer servers send maps.
 _FIELDS = (
-    *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
-    *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership"),
+    *(
+        "type",
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+    ),
+    *(
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+        "locality",
+        "ownership",
+    ),
     "session_id",
 )
 _REMOVED_FIELDS = ("type", "block_hashes", "medium", "group_idx", "locality", "ownership")
 FULL_ATTENTION = ("full_attention", "sink_full_attention", "mla_attention")
 LIMITS = {"max_array_len": 1 << 20, "max_map_len": 1 << 20}
-#: First record of a capture by `watch`: a map. The others are [topic, number, payload, time], or {METRICS: …}.
+#: First record of a capture by `watch`: a map. The others are [topic, number, payload, time], or
+#: {METRICS: …}.
 MARK, METRICS = "spanlab_capture", "metrics"
 QUERIES, HITS = "prefix_cache_queries", "prefix_cache_hits"
 
@@ -68,13 +86,16 @@ def unpacked(payload: bytes) -> Any:
     try:
         return msgpack.unpackb(payload, strict_map_key=False, **LIMITS)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ValueError(f"batch: expected topic, number and a payload of msgpack ({error})") from error
+        raise ValueError(
+            f"batch: expected topic, number and a payload of msgpack ({error})"
+        ) from error
 
 
 def read_batch(content: Any, leave: Callable[[str], object]) -> Batch:
     """Return the batch in a payload; BadFieldError names the field of another form.
 
-    `leave`  is called with the plural name of each event that says nothing about blocks on the device
+    `leave`  is called with the plural name of each event that says nothing about blocks on the
+             device
     """
     if not isinstance(content, list) or len(content) < 2 or not isinstance(content[1], list):
         raise BadFieldError("batch", f"[time, events, …]{actual(content)}")
@@ -84,15 +105,22 @@ def read_batch(content: Any, leave: Callable[[str], object]) -> Batch:
     rank = identity_of(Row({"data_parallel_rank": content[2] if len(content) > 2 else None}))
     try:
         rows = [row for item in content[1] if (row := _fields_of(item, leave)) is not None]
-        return Batch(seconds, rank, [Event(row.get("type"), row, rank, (*identity_of(row), *rank)) for row in rows])
+        return Batch(
+            seconds,
+            rank,
+            [Event(row.get("type"), row, rank, (*identity_of(row), *rank)) for row in rows],
+        )
     except RecursionError as error:
         raise BadFieldError("event", "at most 250 levels") from error
 
 
 def _fields_of(event: Any, leave: Callable[[str], object]) -> Row | None:
-    """Return the fields of an event on the device, None for other events; BadFieldError for another form."""
+    """Return the fields of an event on the device, None for other events; BadFieldError for another
+    form."""
     if isinstance(event, list):
-        event = dict(zip(_REMOVED_FIELDS if event[:1] == [REMOVED] else _FIELDS, event, strict=False))
+        event = dict(
+            zip(_REMOVED_FIELDS if event[:1] == [REMOVED] else _FIELDS, event, strict=False)
+        )
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise BadFieldError("event", f"a list or a map with the event's type{actual(event)}")
     row = Row(event)
@@ -107,7 +135,9 @@ def _fields_of(event: Any, leave: Callable[[str], object]) -> Row | None:
         return row
     hashes = row.get("block_hashes")
     if not isinstance(hashes, list) or not hashes or not all(map(_is_hash, hashes)):
-        raise BadFieldError("block_hashes", f"a list of whole numbers of 64 bits, or of bytes{actual(hashes)}")
+        raise BadFieldError(
+            "block_hashes", f"a list of whole numbers of 64 bits, or of bytes{actual(hashes)}"
+        )
     if row.get("group_idx") is not None:
         row.count("group_idx")
     if event["type"] == STORED:
@@ -116,9 +146,15 @@ def _fields_of(event: Any, leave: Callable[[str], object]) -> Row | None:
 
 
 def _check_stored(row: Row, hashes: list[Any]) -> None:
-    parent, extra, tokens = row.get("parent_block_hash"), row.get("extra_keys"), row.get("token_ids")
+    parent, extra, tokens = (
+        row.get("parent_block_hash"),
+        row.get("extra_keys"),
+        row.get("token_ids"),
+    )
     if parent is not None and (not _is_hash(parent) or parent in hashes):
-        raise BadFieldError("parent_block_hash", f"the hash of another block, or null{actual(parent)}")
+        raise BadFieldError(
+            "parent_block_hash", f"the hash of another block, or null{actual(parent)}"
+        )
     if len(set(hashes)) < len(hashes):
         raise BadFieldError("block_hashes", f"different hashes{actual(hashes)}")
     if extra is not None and (not isinstance(extra, list) or len(extra) != len(hashes)):
@@ -149,13 +185,18 @@ BLOCK_CAUSES = {
     EMPTIED: "stored before and lost when the cache was emptied",
     PRESENT: "in the cache already, such as for a request of the same step",
 }
-Owner = tuple[Identity, frozenset[str]]  # what a cache keeps apart: identity, and salts among the extra keys
-_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
+Owner = tuple[
+    Identity, frozenset[str]
+]  # what a cache keeps apart: identity, and salts among the extra keys
+_MULTIPLIERS = np.array(
+    [0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64
+)
 
 
 @dataclass(slots=True)
 class _Block:
-    """What is known of a hash: copies in the cache, why the last one left, and its tokens with those before it."""
+    """What is known of a hash: copies in the cache, why the last one left, and its tokens with
+    those before it."""
 
     chain: int
     owner: Owner
@@ -166,11 +207,14 @@ class _Block:
 
 @dataclass
 class BlockStream:
-    """Stored blocks of one cache group by the cause for which they were computed; takes all events in order.
+    """Stored blocks of one cache group by the cause for which they were computed; takes all events
+    in order.
 
     `blocks`, `tokens`  of stored blocks, by cause
-    `elsewhere`         tokens of new blocks of prompts that were stored before at another position; windows of a block
-    `answers`           tokens of blocks that are taken for those of answers, by cause: single blocks at a prompt's end
+    `elsewhere`         tokens of new blocks of prompts that were stored before at another position;
+                        windows of a block
+    `answers`           tokens of blocks that are taken for those of answers, by cause: single
+                        blocks at a prompt's end
     `reused`            tokens that the server reports as reused
     `present`           blocks that the cache has, of those whose events were seen
     """
@@ -183,7 +227,9 @@ class BlockStream:
     removed: int = 0
     present: int = 0
     _caches: dict[Identity, dict[Hashable, _Block]] = field(default_factory=dict)
-    _owners: dict[int, Owner] = field(default_factory=dict)  # by the tokens from the first one on: who stored them
+    _owners: dict[int, Owner] = field(
+        default_factory=dict
+    )  # by the tokens from the first one on: who stored them
     _contents: dict[Owner, set[int]] = field(default_factory=dict)
     _ends: set[tuple[Identity, Hashable]] = field(default_factory=set)  # last blocks of prompts
     _step: int = 0
@@ -193,7 +239,8 @@ class BlockStream:
         self._step += 1
 
     def add(self, event: Event) -> bool:
-        """Count the blocks of an event; return whether they were only reported, for the cache had them before."""
+        """Count the blocks of an event; return whether they were only reported, for the cache had
+        them before."""
         cache = self._caches.setdefault(event.rank, {})
         if event.kind == STORED:
             return self._add_stored(event, cache)
@@ -222,13 +269,17 @@ class BlockStream:
         hashes, size = event.fields.get("block_hashes"), event.fields.count("block_size")
         blocks = [cache.get(name) for name in hashes]
         parent = event.fields.get("parent_block_hash")
-        if parent is None and all(block and block.copies and block.step < self._step for block in blocks):
+        if parent is None and all(
+            block and block.copies and block.step < self._step for block in blocks
+        ):
             self.reused += size * len(hashes)
             return True
         is_answer = len(hashes) == 1 and (event.rank, parent) in self._ends
         self._ends.discard((event.rank, parent))
         self._ends.add((event.rank, hashes[-1]))
-        for name, old, new, again in zip(hashes, blocks, *self._described(event, cache.get(parent)), strict=True):
+        for name, old, new, again in zip(
+            hashes, blocks, *self._described(event, cache.get(parent)), strict=True
+        ):
             if old is not None:
                 cause = PRESENT if old.copies else old.left
                 new.copies = old.copies
@@ -246,14 +297,17 @@ class BlockStream:
         return False
 
     def _described(self, event: Event, parent: _Block | None) -> tuple[list[_Block], list[int]]:
-        """Return the blocks of an event with their chains, and their tokens that were stored at another position."""
+        """Return the blocks of an event with their chains, and their tokens that were stored at
+        another position."""
         hashes, size = event.fields.get("block_hashes"), event.fields.count("block_size")
         tokens = np.array(event.fields.get("token_ids") or (), dtype=np.int64)
         complete = len(tokens) == size * len(hashes)
         chain = parent.chain if parent else hash((event.fields.get("parent_block_hash"),))
         salts = parent.owner[1] if parent else frozenset()
         blocks, has_media = [], False
-        for index, (name, keys) in enumerate(zip_longest(hashes, event.fields.get("extra_keys") or ())):
+        for index, (name, keys) in enumerate(
+            zip_longest(hashes, event.fields.get("extra_keys") or ())
+        ):
             texts, media = _split_keys(keys)
             salts |= texts
             has_media |= bool(media)
@@ -294,7 +348,9 @@ def _window_hashes(tokens: Any, size: int) -> Any:
 
 def causes_line(blocks: Mapping[str, int]) -> str:
     """Return the stored blocks by cause in one clause."""
-    return ", ".join(f"{blocks[cause]:,} {text}" for cause, text in BLOCK_CAUSES.items() if blocks[cause])
+    return ", ".join(
+        f"{blocks[cause]:,} {text}" for cause, text in BLOCK_CAUSES.items() if blocks[cause]
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -323,7 +379,8 @@ class Sequences:
         return max(sequence - self._next.get((topic, rank), sequence), 0)
 
     def is_new(self, topic: bytes, rank: Any, sequence: int | None) -> bool:
-        """Count a gap before a message, and return whether it is no repeated one; number 0 is a new start."""
+        """Count a gap before a message, and return whether it is no repeated one; number 0 is a new
+        start."""
         if sequence is None:
             return True
         key = topic, rank

@@ -37,20 +37,28 @@ from spanlab.workloads.logs.observed import (
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
 #: Multipliers of positions in a piece, and of pieces in a span: odd, hence invertible modulo 2^64.
-_ODD = np.random.default_rng(0).integers(0, 1 << 63, 4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_ODD = np.random.default_rng(0).integers(0, 1 << 63, 4096, dtype=np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
 _NEXT = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_pieces(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
-    """Divide tokens into pieces of `size` and hash each piece with its prefix; return (keys, lengths).
+    """Divide tokens into pieces of `size` and hash each piece with its prefix; return (keys,
+    lengths).
 
-    The last piece may be shorter. Two prompts share a piece if they are equal up to its end, so ids are chained.
+    The last piece may be shorter. Two prompts share a piece if they are equal up to its end, so ids
+    are chained.
     """
     count = -(-len(tokens) // size)
     padded = np.zeros(count * size, dtype=np.uint64)
-    padded[: len(tokens)] = tokens.astype(np.uint64) + np.uint64(1)  # padding differs from every token
+    padded[: len(tokens)] = tokens.astype(np.uint64) + np.uint64(
+        1
+    )  # padding differs from every token
     piece_hashes = _mix_bits(
-        (_mix_bits(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(axis=1, dtype=np.uint64)
+        (_mix_bits(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(
+            axis=1, dtype=np.uint64
+        )
     )
     chained = np.cumsum(piece_hashes * _powers(count), dtype=np.uint64)
     return _mix_bits(chained).view(np.int64), block_lengths(len(tokens), size)
@@ -66,7 +74,9 @@ def block_lengths(tokens: int, size: int) -> Ints:
 
 def hash_name(name: object) -> int:
     """Return a 64-bit number for a name, such as a hash given as text or a tenant's salt."""
-    return int.from_bytes(blake2b(repr(name).encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        blake2b(repr(name).encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def salt_keys(keys: Keys, identity: object) -> Keys:
@@ -85,12 +95,14 @@ def _multipliers(size: int) -> NDArray[np.uint64]:
     return (
         np.resize(_ODD, size)
         if size <= len(_ODD)
-        else np.random.default_rng(1).integers(0, 1 << 63, size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        else np.random.default_rng(1).integers(0, 1 << 63, size, dtype=np.uint64) * np.uint64(2)
+        + np.uint64(1)
     )
 
 
 def _powers(count: int) -> NDArray[np.uint64]:
-    """Return `count` powers of an odd number; counts round up to powers of two, so that few arrays are cached."""
+    """Return `count` powers of an odd number; counts round up to powers of two, so that few arrays
+    are cached."""
     return _powers_of(1 << max(6, (count - 1).bit_length()))[:count]
 
 
@@ -99,7 +111,8 @@ def _powers_of(count: int) -> NDArray[np.uint64]:
     return np.cumprod(np.full(count, _NEXT, dtype=np.uint64), dtype=np.uint64)
 
 
-#: Parts of a cache identity with their values; requests with different identities share no cached tokens.
+#: Parts of a cache identity with their values; requests with different identities share no cached
+#: tokens.
 Identity = tuple[tuple[str, Any], ...]
 
 _BATCH = 1 << 20  # pieces that are numbered at once
@@ -147,7 +160,9 @@ class LogReader(Protocol):
         """Whether a request has a prompt."""
         ...
 
-    def rewritten(self, log: Log, rewrites: Mapping[str, Callable[[Any], Any]]) -> dict[str, ChangedLog]:
+    def rewritten(
+        self, log: Log, rewrites: Mapping[str, Callable[[Any], Any]]
+    ) -> dict[str, ChangedLog]:
         """Return the log, as it was read, by each change of prompts that changes some."""
         ...
 
@@ -169,29 +184,32 @@ class Log:
     `pieces`       int32 content numbers of all requests, end to end
     `lengths`      uint16, or int32 if one is longer: tokens of each piece
     `opens`        whether a piece begins a span: a message, a passage
-    `free`         whether a piece belongs to a span that can be reordered among its neighbours: a passage
+    `free`         whether a piece belongs to a span that can be reordered among its neighbours: a
+                   passage
     `starts`       int64, shape (requests + 1,)
     `arrived_ns`   int64, shape (requests,); zeros if the log has no times
     `output_lens`  int32, shape (requests,); 0 if unknown
     `sessions`     numbers by first appearance, shape (requests,); None if the log has no sessions
     `tenants`      as `sessions`; `tenant_names` are their names
-    `waits_ns`     int64, shape (requests,): think or tool time between the end of the previous request of the session
-                   and this request; None if the log has none
+    `waits_ns`     int64, shape (requests,): think or tool time between the end of the previous
+                   request of the session and this request; None if the log has none
     `block`        tokens per block, if the log divides prompts into blocks
     `notes`        caveats about the numbers, one sentence each
     `observed`     observed times of requests and tokens, if the log has them
     `unread`       what the reader left out of the prompts
     `lines`        int64, shape (requests,): the line of each request
-    `usage`        float64, shape (requests, 3): reported tokens of the prompt, cached and created ones; None if none is
-                   reported
+    `usage`        float64, shape (requests, 3): reported tokens of the prompt, cached and created
+                   ones; None if none is reported
     `source`       reads the log again, with changed prompts; None if it is no file
     `counters`     the server's own counters over the time of the log; None if the log has none
-    `identities`   numbers of the requests' cache identities, shape (requests,); None if the log names none
+    `identities`   numbers of the requests' cache identities, shape (requests,); None if the log
+                   names none
     `identity_names`  the identities by number
     `fronts`       int32, shape (requests,): first pieces of each request that are of no body
-    `families`     numbers of the trees of sessions, shape (requests,): agents with those that they started; None if
-                   each session is one
-    `after`        the requests that each request waited for; None if each session is a line of calls
+    `families`     numbers of the trees of sessions, shape (requests,): agents with those that they
+                   started; None if each session is one
+    `after`        the requests that each request waited for; None if each session is a line of
+                   calls
     """
 
     format: str
@@ -241,7 +259,14 @@ class Log:
     def fingerprint(self) -> str:
         """Hash of the prompts, arrival times and output lengths of all requests."""
         digest = sha256()
-        for column in (self.pieces, self.lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
+        for column in (
+            self.pieces,
+            self.lengths,
+            self.opens,
+            self.starts,
+            self.arrived_ns,
+            self.output_lens,
+        ):
             for start in range(0, len(column), _BATCH):
                 batch = column[start : start + _BATCH]
                 digest.update((batch.astype(np.int32) if column is self.lengths else batch).data)
@@ -257,13 +282,15 @@ class Entry:
     `free`     indexes of the pieces of spans that can be reordered
     `at`       arrival in seconds on the log's clock; None if unknown
     `identity`  what a server caches apart: model, adapter, salt, …
-    `wait`     seconds between the end of the previous request of its session and this one; 0 if unknown
+    `wait`     seconds between the end of the previous request of its session and this one; 0 if
+               unknown
     `line`     line in the log, for error messages
     `moments`  times of queueing, scheduling, first and last token
     `usage`    reported tokens of the prompt, cached and created ones; NaN if unknown
     `caller`   session of the agent that started the agent of this one; None if there is none
     `name`     name of the request, by which others name it in `after`: those that it waited for
-    `record`   id that the log gives the request: another one with the same id, time and lengths is a copy
+    `record`   id that the log gives the request: another one with the same id, time and lengths is
+               a copy
     `prompt`   number of its prompt, as the reader of bodies gives it; None if the log has none
     `front`    pieces before the prompt that no body holds
     """
@@ -306,22 +333,26 @@ class _NameColumn:
 
 
 _MOST_SHORT = (1 << 16) - 1  # tokens of a piece that 16 bits hold
-#: Sessions, and pieces of them, of which the last prompt is in memory, since the next one may go on from it.
+#: Sessions, and pieces of them, of which the last prompt is in memory, since the next one may go on
+#: from it.
 _SESSIONS_HELD, _PIECES_HELD = 4096, 1 << 19
 
 
 class Columns:
     """Builder of a log from entries.
 
-    Of keys and lengths, those are stored that the last prompt of the session does not have at the same place, so that
-    long conversations take little memory, and few keys are numbered.
+    Of keys and lengths, those are stored that the last prompt of the session does not have at the
+    same place, so that long conversations take little memory, and few keys are numbered.
     """
 
     def __init__(self) -> None:
         self._keys, self._lengths = array("q"), array("H")
         self._runs = array("i")  # places of stored pieces: first and end of each run
         self._run_counts = array("i")  # runs of each prompt
-        self._copied, self._sources = array("q"), array("q")  # pieces of an earlier prompt, and where that begins
+        self._copied, self._sources = (
+            array("q"),
+            array("q"),
+        )  # pieces of an earlier prompt, and where that begins
         self._latest, self._held = OrderedDict[Hashable, tuple[Keys, Ints, int]](), 0
         self._opens, self._free = array("q"), array("q")  # the pieces that are marked
         self._starts, self._outputs = array("q", [0]), array("i")
@@ -381,16 +412,20 @@ class Columns:
         """Number of the prompt of each request; None if it has none."""
         return self._prompts
 
-    def _different(self, session: Hashable, keys: Keys, lengths: Ints) -> tuple[list[int], int, int]:
+    def _different(
+        self, session: Hashable, keys: Keys, lengths: Ints
+    ) -> tuple[list[int], int, int]:
         """Compare a prompt with the last one of its session.
 
-        Returns the first place and the end of each run of pieces that differ, the pieces of both, and where the last
-        prompt begins.
+        Returns the first place and the end of each run of pieces that differ, the pieces of both,
+        and where the last prompt begins.
         """
         last = self._latest.pop(session, None)
         self._latest[session] = keys, lengths, self._starts[-1]
         self._held += len(keys) - (0 if last is None else len(last[0]))
-        while len(self._latest) > 1 and (self._held > _PIECES_HELD or len(self._latest) > _SESSIONS_HELD):
+        while len(self._latest) > 1 and (
+            self._held > _PIECES_HELD or len(self._latest) > _SESSIONS_HELD
+        ):
             self._held -= len(self._latest.popitem(last=False)[1][0])
         if last is None:
             return ([0, len(keys)] if len(keys) else []), 0, 0
@@ -407,7 +442,11 @@ class Columns:
 
     def _expanded(self, starts: Ints, stored: NDArray[Any]) -> NDArray[Any]:
         """Return values of all pieces from those that are stored."""
-        values, done, runs = np.empty(int(starts[-1]), dtype=stored.dtype), 0, zip(*[iter(self._runs)] * 2, strict=True)
+        values, done, runs = (
+            np.empty(int(starts[-1]), dtype=stored.dtype),
+            0,
+            zip(*[iter(self._runs)] * 2, strict=True),
+        )
         rows = zip(starts.tolist(), self._run_counts, self._copied, self._sources, strict=False)
         for first, count, copied, source in rows:
             values[first : first + copied] = values[source : source + copied]
@@ -416,10 +455,19 @@ class Columns:
                 done += end - begin
         return values
 
-    def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...], subject: str = "log") -> Log:
-        """Return the log; `ids` None infers from the ids whether they are chained; errors begin with `subject`.
+    def log(
+        self,
+        name: str,
+        ids: Ids | None,
+        block: int | None,
+        notes: tuple[str, ...],
+        subject: str = "log",
+    ) -> Log:
+        """Return the log; `ids` None infers from the ids whether they are chained; errors begin
+        with `subject`.
 
-        Content ids are chained within a span. Where each prompt is one span, all ids are therefore chained.
+        Content ids are chained within a span. Where each prompt is one span, all ids are therefore
+        chained.
         """
         starts = np.array(self._starts, dtype=np.int64)
         pieces = self._expanded(starts, _ranks(np.frombuffer(self._keys, dtype=np.int64)))
@@ -466,11 +514,18 @@ class Columns:
     def _graph(
         self, sessions: NDArray[np.int32] | None, times: Seconds, observed: Observed | None
     ) -> tuple[CallGraph | None, tuple[str, ...]]:
-        """Return what calls waited for, with notes; None if the log does not tell it, or each session is a line."""
+        """Return what calls waited for, with notes; None if the log does not tell it, or each
+        session is a line."""
         if self._names:
-            graph, missing = graph_of_names(self._names, self._after, np.array(self._waits), sessions)
+            graph, missing = graph_of_names(
+                self._names, self._after, np.array(self._waits), sessions
+            )
             notes = () if sessions is None else graph.notes(sessions)
-            lost = (f"{missing:,} calls that others wait for do not come before them in the log",) if missing else ()
+            lost = (
+                (f"{missing:,} calls that others wait for do not come before them in the log",)
+                if missing
+                else ()
+            )
             return graph, (*notes, *lost)
         if sessions is None or observed is None:
             return None, ()
@@ -493,15 +548,22 @@ class Columns:
         if len(identities) < 2:
             return ()
         parts = ", ".join(sorted({name for identity in identities for name, _ in identity}))
-        return (f"{len(identities):,} cache identities ({parts}): requests of different ones share nothing",)
+        return (
+            f"{len(identities):,} cache identities ({parts}): requests of different ones share nothing",
+        )
 
 
 def _ranks(keys: Keys) -> NDArray[np.int32]:
     """Return the rank of each key among the distinct ones.
 
-    Each batch is ranked by itself, and only its distinct keys among all: prompts near each other repeat each other.
+    Each batch is ranked by itself, and only its distinct keys among all: prompts near each other
+    repeat each other.
     """
-    batches, distinct_by_batch, ranks = range(0, len(keys), _BATCH), list[Keys](), np.empty(len(keys), dtype=np.int32)
+    batches, distinct_by_batch, ranks = (
+        range(0, len(keys), _BATCH),
+        list[Keys](),
+        np.empty(len(keys), dtype=np.int32),
+    )
     for start in batches:
         order = np.argsort(keys[start : start + _BATCH])
         ordered = keys[start : start + _BATCH][order]
@@ -511,7 +573,9 @@ def _ranks(keys: Keys) -> NDArray[np.int32]:
     distinct = np.sort(np.concatenate([keys[:0], *distinct_by_batch]))
     distinct = distinct[_is_new(distinct)]
     for start, of_batch in zip(batches, distinct_by_batch, strict=True):
-        in_all = np.searchsorted(distinct, of_batch).astype(np.int32)  # in order, which makes it fast
+        in_all = np.searchsorted(distinct, of_batch).astype(
+            np.int32
+        )  # in order, which makes it fast
         ranks[start : start + _BATCH] = in_all[ranks[start : start + _BATCH]]
     return ranks
 
@@ -528,7 +592,8 @@ def _marked(indexes: array[int], count: int) -> NDArray[np.bool_]:
 
 
 def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
-    """Return whether each content always follows the same content, so that its id may include its prefix."""
+    """Return whether each content always follows the same content, so that its id may include its
+    prefix."""
     before = np.empty_like(pieces)
     before[1:] = pieces[:-1]
     before[starts[:-1][np.diff(starts) > 0]] = -1
@@ -539,15 +604,21 @@ def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
     return np.array_equal(last[pieces], before)
 
 
-def arrival_times(seconds: NDArray[np.float64], subject: str = "log") -> tuple[Ints, tuple[str, ...]]:
+def arrival_times(
+    seconds: NDArray[np.float64], subject: str = "log"
+) -> tuple[Ints, tuple[str, ...]]:
     """Return nanoseconds since the first request, and notes about changes to the times.
 
     Requests of one coarse time stamp are spread evenly up to the next time stamp.
     """
     if not len(seconds) or np.isnan(seconds).all():
-        return np.zeros(len(seconds), dtype=np.int64), ("the log has no times: requests are taken in its order",)
+        return np.zeros(len(seconds), dtype=np.int64), (
+            "the log has no times: requests are taken in its order",
+        )
     if np.isnan(seconds).any():
-        return np.zeros(len(seconds), dtype=np.int64), ("some requests have no time: all are taken in the log's order",)
+        return np.zeros(len(seconds), dtype=np.int64), (
+            "some requests have no time: all are taken in the log's order",
+        )
     if np.ptp(seconds) >= LONGEST_S:
         raise ValueError(
             f"{subject}: timestamp: expected a range of at most {LONGEST_S:.0e} s, not {np.ptp(seconds):.3g}"

@@ -1,4 +1,5 @@
-"""Mends of the prompts of a log: changes of order or of words after which more of each prompt is an earlier one's.
+"""Mends of the prompts of a log: changes of order or of words after which more of each prompt is an
+earlier one's.
 
 Each is tried on the log itself. A mend changes what a model reads.
 """
@@ -16,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.workloads.logs.bodies import Block, Message, Opaque, Prompt, Rewrite, as_json, tools_text
+from spanlab.workloads.logs.bodies import (
+    Block,
+    Message,
+    Opaque,
+    Prompt,
+    Rewrite,
+    as_json,
+    tools_text,
+)
 from spanlab.workloads.logs.break_classes import CLOCK, STAMP, without_thoughts
 from spanlab.workloads.logs.log import Ints
 
@@ -32,7 +41,9 @@ from spanlab.workloads.logs.log import Ints
 LONGEST_LINE = 400  # characters; longer lines are divided into sentences
 FOLLOWING_BYTES = 64  # of recurring text that must follow a volatile line: one block of 16 tokens
 RATIO = 2  # a line that is in at most this fraction of the requests of what follows it is volatile
-_LOOKED_BACK = 16  # messages at the end of a prompt, of which one ended an earlier prompt that it goes on from
+_LOOKED_BACK = (
+    16  # messages at the end of a prompt, of which one ended an earlier prompt that it goes on from
+)
 _UNITS_IN_MEMORY = 1 << 18  # of the last prompts of conversations
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SENTENCE = re.compile(r".+?(?:[.!?]\s+|$)", re.DOTALL)
@@ -42,12 +53,20 @@ _SENTENCE = re.compile(r".+?(?:[.!?]\s+|$)", re.DOTALL)
 def _lines(text: str) -> tuple[str, ...]:
     """Return the lines of a text with their ends; long lines as sentences."""
     lines = _LINE.findall(text)
-    return tuple(piece for line in lines for piece in (_SENTENCE.findall(line) if len(line) > LONGEST_LINE else [line]))
+    return tuple(
+        piece
+        for line in lines
+        for piece in (_SENTENCE.findall(line) if len(line) > LONGEST_LINE else [line])
+    )
 
 
 def _units(message: Message) -> list[Block]:
     """Return the units of a message that can move: lines and parts that are no text."""
-    return [unit for block in message.blocks for unit in ((block,) if isinstance(block, Opaque) else _lines(block))]
+    return [
+        unit
+        for block in message.blocks
+        for unit in ((block,) if isinstance(block, Opaque) else _lines(block))
+    ]
 
 
 def _stripped(unit: Block) -> Block:
@@ -56,16 +75,22 @@ def _stripped(unit: Block) -> Block:
 
 
 class _Part:
-    """A message, or all tools of a prompt, with the names of its units and the prompts of its chain before it came."""
+    """A message, or all tools of a prompt, with the names of its units and the prompts of its chain
+    before it came."""
 
     def __init__(self, content: Message | tuple[Any, ...], since: int) -> None:
         self.content, self.since = content, since
-        units = map(_stripped, _units(content)) if isinstance(content, Message) else map(as_json, content)
+        units = (
+            map(_stripped, _units(content))
+            if isinstance(content, Message)
+            else map(as_json, content)
+        )
         self.names = np.fromiter(map(hash, units), np.int64)
 
 
 class _Chain:
-    """The prompts of a conversation: the parts of the last one, and the earlier parts that it no longer has."""
+    """The prompts of a conversation: the parts of the last one, and the earlier parts that it no
+    longer has."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
@@ -94,9 +119,14 @@ class _Chain:
         stop = np.repeat([end for _, end in ranges], sizes)
         order = np.lexsort((first, names))
         names, first, stop = names[order], first[order], stop[order]
-        begins = np.flatnonzero(np.append(np.ones(min(1, len(names)), np.bool_), names[1:] != names[:-1]))
-        # a prompt counts once, however many of its parts have the unit: ranges of one name may overlap
-        apart = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(names))) * (self.prompts + 1)
+        begins = np.flatnonzero(
+            np.append(np.ones(min(1, len(names)), np.bool_), names[1:] != names[:-1])
+        )
+        # a prompt counts once, however many of its parts have the unit: ranges of one name may
+        # overlap
+        apart = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(names))) * (
+            self.prompts + 1
+        )
         covered = np.maximum.accumulate(np.concatenate([[0], (apart + stop)[:-1]]))
         more = np.maximum(apart + stop - np.maximum(apart + first, covered), 0)
         return names[begins], np.add.reduceat(more, begins) if len(begins) else begins
@@ -112,7 +142,8 @@ class Survey:
 
     @classmethod
     def of(cls, prompts: Iterable[Prompt | None]) -> Survey:
-        """Return the survey of these prompts. A prompt costs what it does not share with one of the last ones."""
+        """Return the survey of these prompts. A prompt costs what it does not share with one of the
+        last ones."""
         chains, size, counts = OrderedDict[int, _Chain](), 0, list[tuple[Ints, Ints]]()
         for prompt in filter(None, prompts):
             contents: list[Message | tuple[Any, ...]] = [prompt.tools, *prompt.messages]
@@ -151,15 +182,19 @@ class Survey:
         return self._moves[name]
 
     def _volatile(self, units: Sequence[Block]) -> list[bool]:
-        """Return which units of a message are followed by text that recurs more often than they do."""
+        """Return which units of a message are followed by text that recurs more often than they
+        do."""
         moves, requests = [False] * len(units), self.requests(map(_stripped, units))
         if not (requests[1:] >= RATIO * requests[:-1]).any():
             return moves
         counts = requests.tolist()
-        following: list[tuple[int, int]] = []  # requests and size of the units that stay, the nearest last
+        following: list[
+            tuple[int, int]
+        ] = []  # requests and size of the units that stay, the nearest last
         for index in range(len(units) - 1, -1, -1):
             count = counts[index]
-            # a text recurs at most as often as its nearest unit, which is the one that mostly decides
+            # a text recurs at most as often as its nearest unit, which is the one that mostly
+            # decides
             nearest = following[-1][0] if following else 0
             if nearest >= RATIO * count and _least(following) >= RATIO * count:
                 moves[index] = True
@@ -171,7 +206,8 @@ class Survey:
 
 
 def _least(following: Sequence[tuple[int, int]]) -> int:
-    """Return how many requests have the nearest recurring text, of `FOLLOWING_BYTES` or more; 0 if it is shorter."""
+    """Return how many requests have the nearest recurring text, of `FOLLOWING_BYTES` or more; 0 if
+    it is shorter."""
     size, least = 0, 0
     for count, length in reversed(following):
         least = count if not size else min(least, count)
@@ -214,8 +250,11 @@ class VolatileLast:
         return replace(prompt, messages=tuple(messages))
 
 
-def _divided(message: Message, moves: Sequence[bool]) -> tuple[Message, tuple[Message, list[Block]] | None]:
-    """Return a message with its volatile units at the end; for one of the system also without them, and these units."""
+def _divided(
+    message: Message, moves: Sequence[bool]
+) -> tuple[Message, tuple[Message, list[Block]] | None]:
+    """Return a message with its volatile units at the end; for one of the system also without them,
+    and these units."""
     moved = [unit for unit, moving in zip(_units(message), moves, strict=True) if moving]
     stays = replace(message, blocks=_without(message, moves))
     reordered = replace(stays, blocks=_appended(stays.blocks, moved))
@@ -233,7 +272,9 @@ class SortedTools:
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
-        self._sorted: dict[int, tuple[Any, ...] | None] = {}  # by the text of all tools; None: in order
+        self._sorted: dict[
+            int, tuple[Any, ...] | None
+        ] = {}  # by the text of all tools; None: in order
 
     def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""
@@ -283,10 +324,16 @@ def _appended(blocks: tuple[Block, ...], units: Sequence[Block]) -> tuple[Block,
 
 
 def sorted_keys(prompt: Prompt) -> Prompt:
-    """Return a prompt with sorted keys in tools, calls of tools and documents; the same object if they are sorted."""
+    """Return a prompt with sorted keys in tools, calls of tools and documents; the same object if
+    they are sorted."""
     tools, documents = _sorted(list(prompt.tools)), _sorted(list(prompt.documents))
-    messages = [_with_sorted_calls(message) if message.fields else message for message in prompt.messages]
-    if (as_json(tools), as_json(documents)) != (as_json(list(prompt.tools)), as_json(list(prompt.documents))):
+    messages = [
+        _with_sorted_calls(message) if message.fields else message for message in prompt.messages
+    ]
+    if (as_json(tools), as_json(documents)) != (
+        as_json(list(prompt.tools)),
+        as_json(list(prompt.documents)),
+    ):
         prompt = replace(prompt, tools=tuple(tools), documents=tuple(documents))
     return _with_messages(prompt, messages)
 
@@ -296,7 +343,8 @@ def _sorted(value: Any) -> Any:
 
 
 def _with_sorted_calls(message: Message) -> Message:
-    """Return a message with sorted keys in its calls of tools, also in arguments that are a text."""
+    """Return a message with sorted keys in its calls of tools, also in arguments that are a
+    text."""
     calls = message.fields.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -320,15 +368,22 @@ def _with_sorted_arguments(call: Any) -> Any:
 def sorted_documents(prompt: Prompt) -> Prompt:
     """Return a prompt with its documents sorted by text; the same object if they are sorted."""
     documents = sorted(prompt.documents, key=as_json)
-    return prompt if list(prompt.documents) == documents else replace(prompt, documents=tuple(documents))
+    return (
+        prompt
+        if list(prompt.documents) == documents
+        else replace(prompt, documents=tuple(documents))
+    )
 
 
 def days_alone(prompt: Prompt) -> Prompt:
-    """Return a prompt whose system prompt and tools have dates without times; the same object if they have none.
+    """Return a prompt whose system prompt and tools have dates without times; the same object if
+    they have none.
 
     Clock times are left out. Numbers of seconds since 1970 are rounded down to a day.
     """
-    messages = [_with_days(message) if message.is_system else message for message in prompt.messages]
+    messages = [
+        _with_days(message) if message.is_system else message for message in prompt.messages
+    ]
     text = tools_text(prompt.tools)
     if (days := _days_of(text)) != text:
         prompt = replace(prompt, tools=tuple(json.loads(days)))
@@ -367,7 +422,8 @@ class KeptReasoning:
     known: dict[int, Message] = field(default_factory=dict)
 
     def __call__(self, prompt: Prompt) -> Prompt:
-        """Return the prompt with reasoning that an earlier one had; the same object where nothing changes."""
+        """Return the prompt with reasoning that an earlier one had; the same object where nothing
+        changes."""
         messages: list[Message] = []
         for number, message in enumerate(prompt.messages):
             if message.role == "assistant":
@@ -388,7 +444,9 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 def _without_reasoning(message: Message) -> Message:
     """Return an answer without its reasoning; the same object if it has none."""
     fields = {key: value for key, value in message.fields.items() if key not in _THOUGHTS}
-    blocks = tuple(without_thoughts(block) if isinstance(block, str) else block for block in message.blocks)
+    blocks = tuple(
+        without_thoughts(block) if isinstance(block, str) else block for block in message.blocks
+    )
     same = blocks == message.blocks and len(fields) == len(message.fields)
     return message if same else replace(message, blocks=blocks, fields=fields)
 
@@ -416,7 +474,8 @@ class Together:
 
 @dataclass(frozen=True)
 class Mend:
-    """A mend by its name: what it does, and the classes of breaks that it is for; empty: it is always tried."""
+    """A mend by its name: what it does, and the classes of breaks that it is for; empty: it is
+    always tried."""
 
     says: str
     make: Callable[[Survey], Rewrite]
@@ -425,23 +484,37 @@ class Mend:
 
 MENDS: dict[str, Mend] = {
     "volatile_last": Mend(
-        "lines and images that change between requests moved to the end of their message", VolatileLast
+        "lines and images that change between requests moved to the end of their message",
+        VolatileLast,
     ),
     "volatile_at_end": Mend(
         "lines of the system prompt that change between requests moved to the end of the last message",
         lambda survey: VolatileLast(survey, to_end=True),
     ),
     "days_alone": Mend(
-        "dates without times in the system prompt and in tools", lambda survey: days_alone, frozenset({"time_stamp"})
+        "dates without times in the system prompt and in tools",
+        lambda survey: days_alone,
+        frozenset({"time_stamp"}),
     ),
     "keys_sorted": Mend(
-        "keys of tools, calls and documents sorted", lambda survey: sorted_keys, frozenset({"reordered_keys"})
+        "keys of tools, calls and documents sorted",
+        lambda survey: sorted_keys,
+        frozenset({"reordered_keys"}),
     ),
     "tools_sorted": Mend("tools in one order, those of most requests first", SortedTools),
     "documents_sorted": Mend("documents in one order", lambda survey: sorted_documents),
     "reasoning_kept": Mend(
-        "reasoning of earlier answers kept", lambda survey: KeptReasoning(), frozenset({"dropped_reasoning"})
+        "reasoning of earlier answers kept",
+        lambda survey: KeptReasoning(),
+        frozenset({"dropped_reasoning"}),
     ),
 }
 #: Mends that are tried together: words first, so that the same texts stand in one order.
-TOGETHER = ("reasoning_kept", "keys_sorted", "days_alone", "documents_sorted", "tools_sorted", "volatile_last")
+TOGETHER = (
+    "reasoning_kept",
+    "keys_sorted",
+    "days_alone",
+    "documents_sorted",
+    "tools_sorted",
+    "volatile_last",
+)

@@ -1,4 +1,5 @@
-"""What a server observed and counted of the requests of a log, and what a reader left out of them."""
+"""What a server observed and counted of the requests of a log, and what a reader left out of
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 # ------------------------------------------------------------------------------
 
 Seconds = NDArray[np.float64]
-#: Clocks closer than this are the same clock; a server's monotonic clock differs from the date by years.
+#: Clocks closer than this are the same clock; a server's monotonic clock differs from the date by
+#: years.
 SAME_CLOCK_S = 600.0
 #: No request takes longer than this: 30 days.
 LONGEST_REQUEST_S = 30 * 86_400.0
@@ -47,12 +49,15 @@ class Usage(NamedTuple):
 
 
 NOT_REPORTED = Usage()
-BYTES_PER_TOKEN = 4  # of text without a tokenizer: close to the ratio of large vocabularies for English
+BYTES_PER_TOKEN = (
+    4  # of text without a tokenizer: close to the ratio of large vocabularies for English
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """Observed times of all requests, float64 seconds since the first arrival, in the order of the log's requests.
+    """Observed times of all requests, float64 seconds since the first arrival, in the order of the
+    log's requests.
 
     `lines`       int64, line of each request in the file
     `own_clock`   whether tokens had a clock of their own, which was aligned with that of arrivals
@@ -68,15 +73,19 @@ class Observed:
     notes: tuple[str, ...] = ()
 
     def aligned_by(self, arrived: Seconds, selected: NDArray[np.bool_]) -> Observed:
-        """Return the times with clocks aligned by the selected requests only, for fits that see no others.
+        """Return the times with clocks aligned by the selected requests only, for fits that see no
+        others.
 
-        `arrived`, `selected` have shape (requests,). ValueError if no selected request has a time of queueing.
+        `arrived`, `selected` have shape (requests,). ValueError if no selected request has a time
+        of queueing.
         """
         if not self.own_clock:
             return self
         delays = (self.queued - arrived)[selected]
         if np.isnan(delays).all():
-            raise ValueError("queued_ts: expected a time for one of the fitted requests, and all are missing")
+            raise ValueError(
+                "queued_ts: expected a time for one of the fitted requests, and all are missing"
+            )
         times = (self.queued, self.scheduled, self.first_token, self.last_token)
         queued, scheduled, first, last = (values - np.nanmin(delays) for values in times)
         return Observed(queued, scheduled, first, last, self.lines, True, (_note("the fitted"),))
@@ -95,10 +104,12 @@ def away_from_arrival(moment: float) -> str:
 def align_times(
     arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.int64], subject: str = "log"
 ) -> Observed | None:
-    """Convert moments of shape (requests, 4) to the clock of arrivals; None if the log has no such times.
+    """Convert moments of shape (requests, 4) to the clock of arrivals; None if the log has no such
+    times.
 
-    Different clocks are aligned by the smallest delay from arrival to queueing, which then counts as zero. Raises
-    ValueError, beginning with `subject`, for a time that is days away from the request's arrival.
+    Different clocks are aligned by the smallest delay from arrival to queueing, which then counts
+    as zero. Raises ValueError, beginning with `subject`, for a time that is days away from the
+    request's arrival.
     """
     if np.isnan(moments).all() or np.isnan(arrived).any():
         return None
@@ -110,9 +121,13 @@ def align_times(
     if away.any():
         request, column = np.argwhere(away)[0]
         expected = away_from_arrival(moments[request, column])
-        raise ValueError(f"{subject}, line {lines[request]}: {Moments._fields[column]}_ts: expected {expected}")
+        raise ValueError(
+            f"{subject}, line {lines[request]}: {Moments._fields[column]}_ts: expected {expected}"
+        )
     queued, scheduled, first, last = (aligned - arrived[0]).T
-    return Observed(queued, scheduled, first, last, lines, own_clock, (_note("all"),) if own_clock else ())
+    return Observed(
+        queued, scheduled, first, last, lines, own_clock, (_note("all"),) if own_clock else ()
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -130,7 +145,8 @@ class Unread:
     `read`       bytes that became tokens or lengths
     `left`       bytes left out, by part: a key of a body, bad lines by their field
     `places`     number of times that each part was left out
-    `requests`   requests that were read; `endless` are those with a part whose tokens the log does not determine
+    `requests`   requests that were read; `endless` are those with a part whose tokens the log does
+                 not determine
     `withheld`   requests of which the log has lengths only
     """
 
@@ -151,7 +167,8 @@ class Unread:
         self.places[name] += 1
 
     def finish(self, *, endless: bool = False) -> None:
-        """Count a request; `endless` if its tokens are unknown whatever the bytes of the part, as of an image's URL."""
+        """Count a request; `endless` if its tokens are unknown whatever the bytes of the part, as
+        of an image's URL."""
         self.requests += 1
         self.endless += endless
 
@@ -161,7 +178,8 @@ class Unread:
         self.withheld += 1
 
     def mark_endless(self, before: int) -> None:
-        """Count the last request as one of unknown length, unless it made `endless` larger than `before`."""
+        """Count the last request as one of unknown length, unless it made `endless` larger than
+        `before`."""
         self.endless += self.endless == before
 
     def clear(self) -> None:
@@ -177,7 +195,8 @@ class Unread:
 
     @property
     def share(self) -> float:
-        """Share of the log that is unknown: of its bytes, or of its requests where their bytes say nothing."""
+        """Share of the log that is unknown: of its bytes, or of its requests where their bytes say
+        nothing."""
         return max(self.left.total() / max(self.seen, 1), self.endless / max(self.requests, 1))
 
     @property
@@ -190,7 +209,9 @@ class Unread:
         """Say how much is unknown, as the reason why no conclusion stands."""
         requests = f"the tokens of {self.endless:,} of {self.requests:,} requests are unknown"
         size = f"{100 * self.left.total() / max(self.seen, 1):.1f} % of the bytes of its prompts were left out"
-        return " and ".join([size] * bool(self.left or not self.endless) + [requests] * bool(self.endless))
+        return " and ".join(
+            [size] * bool(self.left or not self.endless) + [requests] * bool(self.endless)
+        )
 
     def describe(self) -> str:
         """Name the parts that were left out, the largest first, in one clause."""
@@ -204,7 +225,11 @@ class Unread:
         """Return the caveat about what was left out; none if everything was read."""
         if not self.left:
             return ()
-        unknown = f"; the tokens of {self.endless:,} of {self.requests:,} requests are unknown" if self.endless else ""
+        unknown = (
+            f"; the tokens of {self.endless:,} of {self.requests:,} requests are unknown"
+            if self.endless
+            else ""
+        )
         return (f"left out of {self.seen:,} bytes of prompts: {self.describe()}{unknown}",)
 
 
@@ -212,7 +237,8 @@ class Unread:
 class Counters:
     """Tokens by a server's own counters, which begin again at 0 when it is started anew.
 
-    `prompt`, `cached`  tokens of the prompts between the first and the last reading, and cached ones
+    `prompt`, `cached`  tokens of the prompts between the first and the last reading, and cached
+                        ones
     """
 
     prompt: int = 0
@@ -234,5 +260,7 @@ class Counters:
         """Return the sentence about the counters; none without a prompt."""
         share = f"{self.cached:,} of {self.prompt:,} prompt tokens were cached"
         return (
-            [f"by the server's own counters, {share} ({100 * self.cached / self.prompt:.1f} %)"] if self.prompt else []
+            [f"by the server's own counters, {share} ({100 * self.cached / self.prompt:.1f} %)"]
+            if self.prompt
+            else []
         )

@@ -1,4 +1,5 @@
-"""Requests to servers with the interfaces of OpenAI or Anthropic: bodies of requests, one JSON object per line."""
+"""Requests to servers with the interfaces of OpenAI or Anthropic: bodies of requests, one JSON
+object per line."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ from spanlab.workloads.logs.spans import unpacked
 
 #: Answers, of which a proxy keeps a stream as a text or a list of events.
 _ANSWERS = ("response", "response.body", "full_response", "output", "response_body", "responseBody")
-SERVER_TOOLS = "requests whose prompt counts results of tools that the server ran (toolUsePromptTokenCount)"
+SERVER_TOOLS = (
+    "requests whose prompt counts results of tools that the server ran (toolUsePromptTokenCount)"
+)
 FAILED_IN_BATCH = "requests of a batch that failed"
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
 PREFIXES = (
@@ -66,7 +69,8 @@ PREFIXES = (
 
 @LOG_FORMATS.register("openai")
 def openai() -> LogFormat:
-    """One request per line, at the top level or inside `body` or `request`; or a folder of such files."""
+    """One request per line, at the top level or inside `body` or `request`; or a folder of such
+    files."""
     return LogFormat(
         looks_for="JSONL with messages, prompt, or model and input, or a folder of such files",
         recognises=lambda file: folder_has(file, _has_body, SUFFIXES),
@@ -76,13 +80,23 @@ def openai() -> LogFormat:
     )
 
 
-_JSON: tuple[str, ...] = ("request", "response", "body", "full_request", "full_response", "input", "output")
+_JSON: tuple[str, ...] = (
+    "request",
+    "response",
+    "body",
+    "full_request",
+    "full_response",
+    "input",
+    "output",
+)
 _JSON += ("request_body", "response_body", "requestBody", "responseBody")
 
 
 def with_json(row: Row) -> Row:
     """Return a row whose request and answer may be JSON inside texts, as tables export them."""
-    texts = {name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)}
+    texts = {
+        name: unpacked(row.fields[name]) for name in _JSON if isinstance(row.fields.get(name), str)
+    }
     if "input" in texts and not is_body(texts["input"]):  # of a request, JSON may be the prompt
         del texts["input"]
     return Row(row.fields | texts) if texts else row
@@ -111,7 +125,9 @@ def read_bodies(file: LogFile) -> Iterator[Entry]:
     logs = [inner for inner in files if has_row(replace(inner), _has_body, in_folder=True)]
     file.set_aside("files of the folder without a body of a request", len(files) - len(logs))
     reader = BodyReader(file)
-    for number, (_, entry) in enumerate(by_time(logs, lambda inner: _bodies(reader, inner), TIMES), 1):
+    for number, (_, entry) in enumerate(
+        by_time(logs, lambda inner: _bodies(reader, inner), TIMES), 1
+    ):
         entry.line = number
         yield entry
 
@@ -122,11 +138,17 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
     def parse(item: Any, line: int) -> Entry | None:
         row = with_json(parse_object(item, lines.loads))
         if row.get("message_mode") == "delta":
-            raise BadFieldError("message_mode", "history, not delta: the new messages of a turn are not read")
+            raise BadFieldError(
+                "message_mode", "history, not delta: the new messages of a turn are not read"
+            )
         prefix, body = body_in(row)
         if body is None:
-            raise BadFieldError("messages", "a list of messages, or prompt as text or token ids, and it is missing")
-        streamed = next((each for each in map(row.get, _ANSWERS) if isinstance(each, (str, list))), None)
+            raise BadFieldError(
+                "messages", "a list of messages, or prompt as text or token ids, and it is missing"
+            )
+        streamed = next(
+            (each for each in map(row.get, _ANSWERS) if isinstance(each, (str, list))), None
+        )
         if streamed is not None and (usage := usage_in(streamed)) is not None:
             row = Row(row.fields | {"usage": usage})
         usage = usage_of(row)
@@ -149,7 +171,15 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
             moments=moments_of(row),
             usage=usage,
             identity=identity_of(row, *prefixes) or _model_of_answer(row),
-            record=record_of(row, "request_id", "response.id", "id", "custom_id", "response.responseId", "recordId"),
+            record=record_of(
+                row,
+                "request_id",
+                "response.id",
+                "id",
+                "custom_id",
+                "response.responseId",
+                "recordId",
+            ),
             prompt=prompt,
         )
 
@@ -223,13 +253,16 @@ def _round(row: Row, line: int) -> _Round:
 
 
 def _tracelab_read_entries(file: LogFile) -> Iterator[Entry]:
-    """Yield the rounds by time; contents are generated one round at a time, so only lengths are in memory."""
+    """Yield the rounds by time; contents are generated one round at a time, so only lengths are in
+    memory."""
     rounds = list(csv_rows(_round, HEADER)(file))
     timed = any(item.arrived_s is not None for item in rounds)
     file.notes.extend((ALONE, WAITS if timed else NO_TIMES))
     sessions, fresh_keys = dict[str, _Conversation](), count()
     for time, round_ in (
-        sorted(_timed(rounds), key=lambda both: both[0]) if timed else ((None, round_) for round_ in rounds)
+        sorted(_timed(rounds), key=lambda both: both[0])
+        if timed
+        else ((None, round_) for round_ in rounds)
     ):
         session = sessions.setdefault(round_.session, _Conversation())
         if 0 < session.tokens < round_.prefix_tokens:
@@ -246,7 +279,11 @@ def _tracelab_read_entries(file: LogFile) -> Iterator[Entry]:
             continue
         keys = session.extend(round_, file.piece, fresh_keys)[: -(-tokens // file.piece)]
         entry = Entry(
-            np.array(keys, dtype=np.int64), block_lengths(tokens, file.piece), round_.line, time, round_.output
+            np.array(keys, dtype=np.int64),
+            block_lengths(tokens, file.piece),
+            round_.line,
+            time,
+            round_.output,
         )
         yield replace(entry, session=round_.session, wait=session.wait_s, identity=round_.identity)
         session.wait_s = round_.wait_s
@@ -258,7 +295,8 @@ def _has_rounds(file: LogFile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A round of the normalised trace: what the provider counted, and when its input and output were complete."""
+    """A round of the normalised trace: what the provider counted, and when its input and output
+    were complete."""
 
     round_: _Round
     index: int
@@ -279,7 +317,14 @@ def _line(row: Row, line: int) -> _Line:
     created = row.count("claude_cache_creation_input_tokens", default=-1)
     usage = Usage(float(total), float(prefix), np.nan if created < 0 else float(created))
     round_ = _Round(
-        line, session, prefix, total - prefix, output, ended if sent is None else sent, 0.0, identity_of(row)
+        line,
+        session,
+        prefix,
+        total - prefix,
+        output,
+        ended if sent is None else sent,
+        0.0,
+        identity_of(row),
     )
     return _Line(round_, index, usage, np.nan if ended is None else ended)
 
@@ -287,14 +332,21 @@ def _line(row: Row, line: int) -> _Line:
 def _latest(row: Row, kinds: tuple[str, ...]) -> float | None:
     """Return the time of the last event of these kinds in a round."""
     events = row.get("timing_events")
-    if events is not None and not (isinstance(events, list) and all(isinstance(event, dict) for event in events)):
+    if events is not None and not (
+        isinstance(events, list) and all(isinstance(event, dict) for event in events)
+    ):
         raise BadFieldError("timing_events", f"a list of objects{actual(events)}")
-    chosen = (Row(event).seconds("timestamp") for event in events or () if event.get("event_type") in kinds)
+    chosen = (
+        Row(event).seconds("timestamp")
+        for event in events or ()
+        if event.get("event_type") in kinds
+    )
     return max((time for time in chosen if time is not None), default=None)
 
 
 def _rounds_of_lines(file: LogFile) -> Iterator[Entry]:
-    """Yield the rounds by time; contents are generated one round at a time, so only counts are in memory."""
+    """Yield the rounds by time; contents are generated one round at a time, so only counts are in
+    memory."""
     lines, seen = list[_Line](), set[str]()
     for item in file.parsed(lambda item, number: _line(parse_object(item), number)):
         key = repr((replace(item.round_, line=0), item.index, item.end_s))
@@ -347,17 +399,21 @@ def _timed(rounds: list[_Round]) -> Iterator[tuple[float, _Round]]:
 
 @dataclass
 class _Conversation:
-    """State of one session: pieces of prompt and output, length in tokens, and the wait after its last round."""
+    """State of one session: pieces of prompt and output, length in tokens, and the wait after its
+    last round."""
 
     pieces: list[int] = field(default_factory=list)
     tokens: int = 0
     wait_s: float = 0.0
 
     def extend(self, round_: _Round, size: int, fresh_keys: Iterator[int]) -> list[int]:
-        """Append a round and return the pieces: the complete pieces of its prefix, and fresh ones."""
+        """Append a round and return the pieces: the complete pieces of its prefix, and fresh
+        ones."""
         self.tokens = round_.prefix_tokens + round_.new_tokens + round_.output
         shared = self.pieces[: round_.prefix_tokens // size]
-        self.pieces = shared + [next(fresh_keys) for _ in range(-(-self.tokens // size) - len(shared))]
+        self.pieces = shared + [
+            next(fresh_keys) for _ in range(-(-self.tokens // size) - len(shared))
+        ]
         return self.pieces
 
 
@@ -385,13 +441,19 @@ def vllm_bench() -> LogFormat:
 
 def _recognises(file: LogFile) -> bool:
     row = Row(first_row(file))
-    has_objects = any(isinstance(value, dict) for value in row.fields.values())  # as traces have, which hold more
-    is_request = row.get(*INPUTS) is not None and row.get(*BENCH_TIMES) is not None and not has_objects
+    has_objects = any(
+        isinstance(value, dict) for value in row.fields.values()
+    )  # as traces have, which hold more
+    is_request = (
+        row.get(*INPUTS) is not None and row.get(*BENCH_TIMES) is not None and not has_objects
+    )
     return is_request or isinstance(row.get("input_lens"), list)
 
 
 def _vllm_bench_read_entries(file: LogFile) -> Iterator[Entry]:
-    parsed = file.parsed(lambda item, line: [(line, request) for request in _requests(parse_object(item), file)])
+    parsed = file.parsed(
+        lambda item, line: [(line, request) for request in _requests(parse_object(item), file)]
+    )
     for number, (line, request) in enumerate(chain.from_iterable(parsed), 1):
         entry = lengths_only(request.prompt, number, request.at, request.output)
         yield replace(entry, line=line, moments=request.moments, usage=request.usage)
@@ -422,14 +484,19 @@ def _requests(row: Row, file: LogFile) -> list[_Request]:
         raise BadFieldError("input_lens", "as many as output_lens and start_times")
     failed, moments = _failed(row, outputs), _moments_of_lists(row, times)
     file.set_aside(FAILED, sum(failed))
-    requests = compress(map(_Request, inputs, outputs, times, moments), [not fails for fails in failed])
+    requests = compress(
+        map(_Request, inputs, outputs, times, moments), [not fails for fails in failed]
+    )
     return sorted(requests, key=lambda request: request.at or 0.0)
 
 
 def _failed(row: Row, outputs: list[int]) -> list[bool]:
-    """Return whether each request of a result failed: it has an error's text, or no output and a first token at 0 s."""
+    """Return whether each request of a result failed: it has an error's text, or no output and a
+    first token at 0 s."""
     absent = [None] * len(outputs)
-    errors, waits = (absent if row.get(name) is None else row.get(name) for name in ("errors", "ttfts"))
+    errors, waits = (
+        absent if row.get(name) is None else row.get(name) for name in ("errors", "ttfts")
+    )
     for name, values in (("errors", errors), ("ttfts", waits)):
         if not isinstance(values, list) or len(values) != len(outputs):
             raise BadFieldError(name, "a list, as long as output_lens")
@@ -455,19 +522,25 @@ def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:
     if not isinstance(gaps, list) or not len(waits) == len(gaps) == len(times):
         raise BadFieldError("ttfts", "as many as itls and start_times")
     gaps = [Row({"itls": itl}).numbers("itls") for itl in gaps]
-    at_server, queues = (_of_server(row, name, len(times)) for name in ("server_ttfts", "server_queue_times"))
+    at_server, queues = (
+        _of_server(row, name, len(times)) for name in ("server_ttfts", "server_queue_times")
+    )
     moments = []
-    for arrived, wait, own_wait, queue, itl in zip(arrivals, waits, at_server, queues, gaps, strict=True):
+    for arrived, wait, own_wait, queue, itl in zip(
+        arrivals, waits, at_server, queues, gaps, strict=True
+    ):
         if own_wait > wait:
             raise BadFieldError("server_ttfts", f"no more than ttfts, {wait:g}{actual(own_wait)}")
         first = arrived + wait
-        # the time outside of the server counts as that of the way to it: the result does not divide it
+        # the time outside of the server counts as that of the way to it: the result does not divide
+        # it
         moments.append(Moments(first - own_wait, first - own_wait + queue, first, first + sum(itl)))
     return moments
 
 
 def _of_server(row: Row, name: str, count: int) -> list[float]:
-    """Return the seconds that the server reported for each request, of vLLM 0.33; NaN where it reported none."""
+    """Return the seconds that the server reported for each request, of vLLM 0.33; NaN where it
+    reported none."""
     values = row.get(name) or [None] * count
     if not isinstance(values, list) or len(values) != count:
         raise BadFieldError(name, "a list, as long as ttfts")
@@ -482,6 +555,9 @@ def _moments_of(row: Row) -> Moments:
     before = np.nan
     for name, time in zip(Moments._fields, times, strict=True):
         if time < before:
-            raise BadFieldError(f"{name}_ts", f"a time no earlier than the one before it, {before:.17g}{actual(time)}")
+            raise BadFieldError(
+                f"{name}_ts",
+                f"a time no earlier than the one before it, {before:.17g}{actual(time)}",
+            )
         before = before if np.isnan(time) else time
     return times

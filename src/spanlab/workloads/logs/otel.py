@@ -27,8 +27,18 @@ from spanlab.workloads.logs.spans import (
 
 #: Operations that are calls of a model; spans of others may hold the sums of their calls.
 _CALLS = ("chat", "text_completion", "generate_content", "completion", "responses", "message")
-_MODELS = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name", "llm.request.model", "ai.model.id")
-_PROMPTS: tuple[str, ...] = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens")
+_MODELS = (
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    "llm.model_name",
+    "llm.request.model",
+    "ai.model.id",
+)
+_PROMPTS: tuple[str, ...] = (
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.prompt_tokens",
+    "llm.usage.prompt_tokens",
+)
 _PROMPTS += ("llm.token_count.prompt", "ai.usage.promptTokens", "ai.usage.inputTokens")
 _OUTPUTS: tuple[str, ...] = (
     "gen_ai.usage.output_tokens",
@@ -57,7 +67,13 @@ _CREATED = (
     "llm.usage.cache_creation_input_tokens",
     "llm.token_count.prompt_details.cache_write",
 )
-_SESSIONS = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "exgentic.session.id", "thread.id")
+_SESSIONS = (
+    "gen_ai.conversation.id",
+    "session.id",
+    "langfuse.session.id",
+    "exgentic.session.id",
+    "thread.id",
+)
 _TENANTS = ("user.id", "enduser.id", "langfuse.user.id")
 _FIRST_TOKEN = ("gen_ai.response.time_to_first_token", "gen_ai.response.time_to_first_chunk")
 _INPUTS = (
@@ -72,14 +88,22 @@ _INDEXED = re.compile(r"(gen_ai\.prompt|llm\.input_messages|llm\.prompts)\.(\d+)
 _TOOL = re.compile(r"(llm\.request\.functions|llm\.tools)\.(\d+)\.(.+)")
 _CALL = re.compile(r"(?:message\.)?tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(.+)")
 _PART = re.compile(r"(?:message\.)?contents\.(\d+)\.message_content\.(text|image\.image\.url)")
-_DETAILS = "gen_ai.client.inference.operation.details"  # the event that has messages and counts of a call
-_GROUPS = ("resourceSpans", "resource_spans", "batches", "trace.resourceSpans")  # of OTLP, and of Tempo
+_DETAILS = (
+    "gen_ai.client.inference.operation.details"  # the event that has messages and counts of a call
+)
+_GROUPS = (
+    "resourceSpans",
+    "resource_spans",
+    "batches",
+    "trace.resourceSpans",
+)  # of OTLP, and of Tempo
 _SPOKEN = ("system", "user", "assistant", "tool")
 
 
 @LOG_FORMATS.register("otel")
 def otel() -> LogFormat:
-    """Spans as JSON: OTLP exports, lists of spans, or a span a line; one request per call of a model."""
+    """Spans as JSON: OTLP exports, lists of spans, or a span a line; one request per call of a
+    model."""
     return LogFormat(
         looks_for="JSON of OpenTelemetry: resourceSpans, or spans with attributes such as gen_ai.request.model",
         recognises=_recognises,
@@ -102,7 +126,10 @@ def _recognises(file: LogFile) -> bool:
         if any(isinstance(Row(row).get(name), list) for name in (*_GROUPS, "resourceLogs")):
             return True
         try:
-            return any(isinstance(span, dict) and _is_span(span) for _, span, _ in islice(_alone(Row(row)), 100))
+            return any(
+                isinstance(span, dict) and _is_span(span)
+                for _, span, _ in islice(_alone(Row(row)), 100)
+            )
         except BadFieldError:
             return False
 
@@ -145,7 +172,9 @@ def _located(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
 def _alone(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Yield the spans of a trace, of the traces that Jaeger lists, or a span that is the row."""
     traces = row.get("data")
-    if not isinstance(traces, list) or not all(isinstance(trace, dict) and "spans" in trace for trace in traces):
+    if not isinstance(traces, list) or not all(
+        isinstance(trace, dict) and "spans" in trace for trace in traces
+    ):
         traces = [row.fields]
     for number, trace in enumerate(traces):
         above = "" if trace is row.fields else f"data[{number}]."
@@ -155,18 +184,25 @@ def _alone(row: Row) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
             continue
         for index, span in enumerate(_listed(spans, f"{above}spans")):
             name = span.get("processID") if isinstance(span, dict) else None
-            process = processes.get(name) if isinstance(processes, dict) and isinstance(name, str) else None
+            process = (
+                processes.get(name)
+                if isinstance(processes, dict) and isinstance(name, str)
+                else None
+            )
             tags = process.get("tags") if isinstance(process, dict) else None
             yield f"{above}spans[{index}].", span, _attributes(tags)
 
 
 def _is_tagged(span: Mapping[str, Any]) -> bool:
     """Return whether a span is one of Jaeger or of Zipkin, which have tags."""
-    return isinstance(span.get("tags"), (dict, list)) and ("spanID" in span or {"traceId", "id"} <= span.keys())
+    return isinstance(span.get("tags"), (dict, list)) and (
+        "spanID" in span or {"traceId", "id"} <= span.keys()
+    )
 
 
 def _from_tags(span: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a span of Jaeger or Zipkin with the fields of OpenTelemetry; its times are microseconds."""
+    """Return a span of Jaeger or Zipkin with the fields of OpenTelemetry; its times are
+    microseconds."""
     row, tags = Row(dict(span)), _attributes(span.get("tags"))
     start, length = row.seconds("startTime", "timestamp"), row.duration("duration", scale=1e-6)
     references = _objects(span.get("references") or [], "references")
@@ -187,7 +223,8 @@ def _from_tags(span: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_logs(groups: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield the records of an export of logs: an event with the details of a call has its attributes, and one time."""
+    """Yield the records of an export of logs: an event with the details of a call has its
+    attributes, and one time."""
     for first, group in enumerate(_objects(groups, "resourceLogs")):
         resource = _attributes(Row(group).get("resource.attributes"))
         for second, scope in enumerate(_objects(group.get("scopeLogs") or [], "scopeLogs")):
@@ -198,7 +235,11 @@ def _of_logs(groups: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
                 span = {"traceId": record.get("traceId"), "startTime": time, "endTime": time}
                 if is_call:
                     span |= {"spanId": record.get("spanId"), "attributes": attributes}
-                yield f"resourceLogs[{first}].scopeLogs[{second}].logRecords[{third}].", span, resource
+                yield (
+                    f"resourceLogs[{first}].scopeLogs[{second}].logRecords[{third}].",
+                    span,
+                    resource,
+                )
 
 
 def _listed(values: Any, name: str) -> list[Any]:
@@ -217,7 +258,9 @@ def _attributes(pairs: Any) -> dict[str, Any]:
     """Return attributes by name, from an object or from OTLP's list of keys and values."""
     if isinstance(pairs, dict):
         return pairs
-    known = [pair for pair in pairs or () if isinstance(pair, dict)] if isinstance(pairs, list) else []
+    known = (
+        [pair for pair in pairs or () if isinstance(pair, dict)] if isinstance(pairs, list) else []
+    )
     return {str(pair.get("key")): _value(pair.get("value")) for pair in known}
 
 
@@ -227,9 +270,17 @@ def _value(value: Any) -> Any:
         return value
     ((kind, content),) = value.items()
     if kind in ("intValue", "int_value"):
-        return int(content) if isinstance(content, (int, str)) and str(content).lstrip("-").isdecimal() else content
+        return (
+            int(content)
+            if isinstance(content, (int, str)) and str(content).lstrip("-").isdecimal()
+            else content
+        )
     if kind in ("arrayValue", "array_value"):
-        return [_value(item) for item in (content or {}).get("values") or ()] if isinstance(content, dict) else content
+        return (
+            [_value(item) for item in (content or {}).get("values") or ()]
+            if isinstance(content, dict)
+            else content
+        )
     if kind in ("kvlistValue", "kvlist_value"):
         return _attributes(content.get("values")) if isinstance(content, dict) else content
     return content
@@ -253,8 +304,13 @@ def _span(path: str, span: Any, resource: Mapping[str, Any]) -> Span:
         start,
         np.nan if end is None else end,
         _is_call(attributes),
-        kind=str(attributes.get("gen_ai.operation.name") or attributes.get("openinference.span.kind") or "other"),
-        failed=row.get("status.code", "status.status_code") in (2, "ERROR", "STATUS_CODE_ERROR", "StatusCode.ERROR"),
+        kind=str(
+            attributes.get("gen_ai.operation.name")
+            or attributes.get("openinference.span.kind")
+            or "other"
+        ),
+        failed=row.get("status.code", "status.status_code")
+        in (2, "ERROR", "STATUS_CODE_ERROR", "StatusCode.ERROR"),
     )
     if not result.is_call:
         return result
@@ -286,9 +342,13 @@ def _time(row: Row, *names: str) -> float | None:
     return None
 
 
-def _text(attributes: Mapping[str, Any], resource: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+def _text(
+    attributes: Mapping[str, Any], resource: Mapping[str, Any], names: tuple[str, ...]
+) -> str | None:
     values = (source.get(name) for source in (attributes, resource) for name in names)
-    return next((str(value) for value in values if isinstance(value, (str, int)) and value != ""), None)
+    return next(
+        (str(value) for value in values if isinstance(value, (str, int)) and value != ""), None
+    )
 
 
 def _is_call(attributes: Mapping[str, Any]) -> bool:
@@ -352,10 +412,14 @@ def _indexed_message(fields: Mapping[str, Any]) -> dict[str, Any]:
         elif match := _PART.fullmatch(key):
             is_text = match[2] == "text"
             parts[int(match[1])] = (
-                {"type": "text", "text": value} if is_text else {"type": "image_url", "image_url": value}
+                {"type": "text", "text": value}
+                if is_text
+                else {"type": "image_url", "image_url": value}
             )
         elif name == "content":
-            message["content"] = content_of(unpacked(value) if str(value)[:2] in ("[{", '{"') else value)
+            message["content"] = content_of(
+                unpacked(value) if str(value)[:2] in ("[{", '{"') else value
+            )
         elif name in ("role", "name", "tool_call_id"):
             message[name] = value
     if parts:
@@ -395,5 +459,9 @@ def _of_events(events: Any) -> dict[str, Any] | None:
                 return body
         role = name.removeprefix("gen_ai.").removesuffix(".message")
         if name == f"gen_ai.{role}.message" and role in _SPOKEN:
-            messages.append(message_of({"role": role, **{key: unpacked(value) for key, value in attributes.items()}}))
+            messages.append(
+                message_of(
+                    {"role": role, **{key: unpacked(value) for key, value in attributes.items()}}
+                )
+            )
     return {"messages": messages} if messages else None

@@ -1,7 +1,7 @@
 """Prompts of a log in a temporary file: each message once, however many prompts repeat it.
 
-A conversation of n calls repeats its first message n times. Later readings of the log then cost what is new in each
-prompt, and texts in memory are bounded whatever the size of the log.
+A conversation of n calls repeats its first message n times. Later readings of the log then cost
+what is new in each prompt, and texts in memory are bounded whatever the size of the log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Prompts(Sequence[Prompt | None]):
         tokens = None if prompt.tokens is None else prompt.tokens.tobytes()
         name_of_rest = hash((3, prompt.history, tokens, orjson.dumps(dict(prompt.arguments))))
         self._parts.append(self._number(hash((0, orjson.dumps(prompt.tools))), prompt.tools))
-        self._parts.append(self._number(hash((1, orjson.dumps(prompt.documents))), prompt.documents))
+        self._parts.append(
+            self._number(hash((1, orjson.dumps(prompt.documents))), prompt.documents)
+        )
         self._parts.append(self._number(name_of_rest, rest))
         self._parts.extend([self._number_of(message) for message in prompt.messages])
         self._starts.append(len(self._parts))
@@ -90,12 +92,18 @@ class Prompts(Sequence[Prompt | None]):
         number = self._order[request]
         if number is None:
             return None
-        numbers, objects = self._parts[self._starts[number] : self._starts[number + 1]], self._objects
+        numbers, objects = (
+            self._parts[self._starts[number] : self._starts[number + 1]],
+            self._objects,
+        )
         parts: list[Any] = list(map(objects.get, numbers))
         for each in filter(objects.__contains__, numbers):
             objects.move_to_end(each)
         if None in parts:
-            parts = [self._read(each) if read is None else read for read, each in zip(parts, numbers, strict=True)]
+            parts = [
+                self._read(each) if read is None else read
+                for read, each in zip(parts, numbers, strict=True)
+            ]
         tools, documents, (history, tokens, arguments) = parts[:_APART]
         return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
 
@@ -116,7 +124,9 @@ class Prompts(Sequence[Prompt | None]):
                 size = self._file.write(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
             except OSError as error:
                 where = f"TMPDIR={tempfile.gettempdir()}"
-                raise ValueError(f"{where}: expected room for the prompts of the log, but {error.strerror}") from error
+                raise ValueError(
+                    f"{where}: expected room for the prompts of the log, but {error.strerror}"
+                ) from error
             self._places.append(self._places[-1] + size)
             self._names[name] = number
             if len(self._names) > _NAMES_IN_MEMORY:
@@ -125,7 +135,9 @@ class Prompts(Sequence[Prompt | None]):
 
     def _read(self, number: int) -> Any:
         first, stop = self._places[number : number + 2]
-        content = pickle.loads(os.pread(self._file.fileno(), stop - first, first))  # forks share a file's position
+        content = pickle.loads(
+            os.pread(self._file.fileno(), stop - first, first)
+        )  # forks share a file's position
         self._objects[number] = content
         self._in_memory += stop - first
         while self._in_memory > _BYTES_IN_MEMORY and len(self._objects) > 1:
@@ -150,7 +162,8 @@ _IDENTITY = {
 
 
 def write_log(log: Log, rewrite: Rewrite, path: Path) -> int:
-    """Write the requests of a log with changed prompts as JSON lines of the format `openai`; return their number.
+    """Write the requests of a log with changed prompts as JSON lines of the format `openai`; return
+    their number.
 
     Requests whose prompt the log does not have are left out. ValueError if the file exists.
     """
@@ -183,16 +196,22 @@ def _line(log: Log, request: int, body: dict[str, Any]) -> dict[str, Any]:
         identity = log.identity_names[log.identities[request]]
         body |= {_IDENTITY[name]: value for name, value in identity if name in _IDENTITY}
     output = int(log.output_lens[request])
-    return line | {"output_length": output, "body": body | ({"max_tokens": output} if output else {})}
+    return line | {
+        "output_length": output,
+        "body": body | ({"max_tokens": output} if output else {}),
+    }
 
 
 def body_of(prompt: Prompt, *, has_template: bool = False) -> dict[str, Any]:
-    """Return the body of a request that reads as this prompt; `has_template`: a template reads its arguments."""
+    """Return the body of a request that reads as this prompt; `has_template`: a template reads its
+    arguments."""
     body: dict[str, Any] = {}
     if prompt.tokens is not None:
         return {"prompt": prompt.tokens.tolist()}
     if prompt.messages and prompt.messages[0].path == "prompt" and not prompt.messages[0].role:
-        body["prompt"] = "".join(block for block in prompt.messages[0].blocks if isinstance(block, str))
+        body["prompt"] = "".join(
+            block for block in prompt.messages[0].blocks if isinstance(block, str)
+        )
     else:
         apart = [message for message in prompt.messages if not message.role]
         if apart:
@@ -203,7 +222,11 @@ def body_of(prompt: Prompt, *, has_template: bool = False) -> dict[str, Any]:
     if prompt.documents:
         body["documents"] = list(prompt.documents)
     if prompt.history is not None:
-        body |= {"prompt": prompt.history.block} if prompt.history.kind == "prompt" else prompt.history.block
+        body |= (
+            {"prompt": prompt.history.block}
+            if prompt.history.kind == "prompt"
+            else prompt.history.block
+        )
     if has_template and prompt.arguments:
         body["chat_template_kwargs"] = dict(prompt.arguments)
     return body

@@ -1,6 +1,7 @@
 """Rates in texts that name no request: consoles of servers, and scrapes of their metrics.
 
-Such a text is refused as a log. The refusal names the rates that stand in it, and what they cannot tell.
+Such a text is refused as a log. The refusal names the rates that stand in it, and what they cannot
+tell.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _COUNTERS = {
     b"vllm:gpu_prefix_cache_queries": b"vllm:gpu_prefix_cache_hits",
     b"sglang:prompt_tokens": b"sglang:cached_tokens",
 }
-UNKNOWN = "these are rates alone, so which prompts shared what, and what else was possible, is unknown"
+UNKNOWN = (
+    "these are rates alone, so which prompts shared what, and what else was possible, is unknown"
+)
 NOT_READ = "its lines about single requests are not read"
 
 
@@ -54,11 +57,15 @@ def _rates(lines: Iterable[bytes]) -> str | None:
         elif match := _LMCACHE.search(line):
             lookups = [lookups[0] + 1, lookups[1] + int(match[1]), lookups[2] + int(match[2])]
         elif match := _METRIC.match(line):
-            readings.setdefault((match[2].removesuffix(b"_total"), match[1]), []).append(_number(match[3]))
+            readings.setdefault((match[2].removesuffix(b"_total"), match[1]), []).append(
+                _number(match[3])
+            )
     # counters by name: over the time of several scrapes, or since the start of the server with one
     counters: dict[bytes, float] = {}
     for (name, _), values in readings.items():
-        counters[name] = counters.get(name, 0.0) + (values[-1] - values[0] if len(values) > 1 else values[0])
+        counters[name] = counters.get(name, 0.0) + (
+            values[-1] - values[0] if len(values) > 1 else values[0]
+        )
     for prompts, cached in _COUNTERS.items():
         if counters.get(prompts):
             return _share("counters", counters.get(cached, 0.0), counters[prompts])

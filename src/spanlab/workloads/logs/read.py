@@ -41,8 +41,22 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
 from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
-from spanlab.workloads.logs.log import LONGEST_S, ChangedLog, Columns, Entry, Ids, Log, TokensOf, salt_keys
-from spanlab.workloads.logs.observed import BYTES_PER_TOKEN, LONGEST_REQUEST_S, Moments, away_from_arrival
+from spanlab.workloads.logs.log import (
+    LONGEST_S,
+    ChangedLog,
+    Columns,
+    Entry,
+    Ids,
+    Log,
+    TokensOf,
+    salt_keys,
+)
+from spanlab.workloads.logs.observed import (
+    BYTES_PER_TOKEN,
+    LONGEST_REQUEST_S,
+    Moments,
+    away_from_arrival,
+)
 from spanlab.workloads.logs.prompts import Prompts
 from spanlab.workloads.logs.rendering import TOOLS, BodyOptions, BodyReader, Pieces
 from spanlab.workloads.logs.rows import BadFieldError, actual
@@ -76,20 +90,30 @@ class LogSettings:
         "16 times the memory of the default",
     )
     requests: int | None = field(None, positive, "the first requests of the log; null: all")
-    bad_lines: str = field("refuse", ("refuse", "skip"), "refuse the log, or skip such lines and count them in a note")
-    backwards: str = field("refuse", ("refuse", "sort"), "if time goes backwards: refuse the log, or sort its requests")
+    bad_lines: str = field(
+        "refuse", ("refuse", "skip"), "refuse the log, or skip such lines and count them in a note"
+    )
+    backwards: str = field(
+        "refuse", ("refuse", "sort"), "if time goes backwards: refuse the log, or sort its requests"
+    )
     template: str | None = field(
         None,
         None,
         "folder of a tokenizer whose chat template renders the bodies of requests; null: messages alone count",
     )
     tools: str = field(
-        "first", tuple(TOOLS), "place of tools without a template: first, or after_system, behind the system prompt"
+        "first",
+        tuple(TOOLS),
+        "place of tools without a template: first, or after_system, behind the system prompt",
     )
     image_tokens: int | None = field(
-        None, positive, "tokens of an image; null: by its size where a body holds it, otherwise unknown"
+        None,
+        positive,
+        "tokens of an image; null: by its size where a body holds it, otherwise unknown",
     )
-    not_rendered: list[str] = field(list, None, "further keys of bodies that the server does not render")
+    not_rendered: list[str] = field(
+        list, None, "further keys of bodies that the server does not render"
+    )
     rows: str = field(
         "auto",
         ROWS,
@@ -98,7 +122,9 @@ class LogSettings:
     )
     prompt_tokens: int = field(1 << 24, at_most(1 << 31), "longest prompt that is accepted")
     line_mib: float = field(
-        128.0, at_most(1 << 20), "longest line that is accepted, or longest file that is a single JSON value"
+        128.0,
+        at_most(1 << 20),
+        "longest line that is accepted, or longest file that is a single JSON value",
     )
     wait_s: float = field(60.0, at_most(1e6), "seconds without data after which a pipe is given up")
     pipe_gib: float = field(64.0, at_most(1 << 20), "most data that is copied from a pipe")
@@ -132,9 +158,12 @@ class LogSource:
 
     @cached_property
     def prompts(self) -> Prompts:
-        """The prompt of each request, None where the log has none; another process reads the log again for them."""
+        """The prompt of each request, None where the log has none; another process reads the log
+        again for them."""
         file = replace(self._file, prompts=Prompts())
-        return _selected(file, _columns(file, _format(file, self.settings.format)[1], self.settings))
+        return _selected(
+            file, _columns(file, _format(file, self.settings.format)[1], self.settings)
+        )
 
     @property
     def has_prompts(self) -> bool:
@@ -147,7 +176,8 @@ class LogSource:
 
     @property
     def tokens_of(self) -> TokensOf | None:
-        """The tokens of a text by the template's tokenizer, or by that of the workload; None without one."""
+        """The tokens of a text by the template's tokenizer, or by that of the workload; None
+        without one."""
         if self.settings.template is not None:
             backend = _template(self.settings.template).tokenizer
         elif self.tokenizer is not None:
@@ -155,28 +185,37 @@ class LogSource:
         else:
             return None
         return lambda text: [
-            (int(first), int(stop)) for first, stop in backend.encode(text, add_special_tokens=False).offsets
+            (int(first), int(stop))
+            for first, stop in backend.encode(text, add_special_tokens=False).offsets
         ]
 
     def rewritten(self, log: Log, rewrites: Mapping[str, Rewrite]) -> dict[str, ChangedLog]:
-        """Return the log, as it was read from this source, by each change of prompts that changes some.
+        """Return the log, as it was read from this source, by each change of prompts that changes
+        some.
 
-        All are made in one reading of the prompts. Requests without a prompt, and pieces before it, stay as they are.
+        All are made in one reading of the prompts. Requests without a prompt, and pieces before it,
+        stay as they are.
         """
         assert log.fronts is not None, "the log was read from a file"
         changed, counts = dict[str, Columns](), Counter[str]()
         fronts = log.fronts.tolist()
         sessions, identities = (
-            [None] * log.requests if column is None else column.tolist() for column in (log.sessions, log.identities)
+            [None] * log.requests if column is None else column.tolist()
+            for column in (log.sessions, log.identities)
         )
 
         def entry(request: int, prompt: Prompt | None, name: str = "") -> Entry:
-            pieces, front = None if prompt is None else self._reader.pieces_of(prompt, name), fronts[request]
+            pieces, front = (
+                None if prompt is None else self._reader.pieces_of(prompt, name),
+                fronts[request],
+            )
             if front or pieces is None:
                 pieces = _behind(log, request, front, pieces)
             keys, lengths, opens, _ = pieces
             identity = (("number", identities[request]),)
-            return Entry(keys, lengths, request, session=sessions[request], opens=opens, identity=identity)
+            return Entry(
+                keys, lengths, request, session=sessions[request], opens=opens, identity=identity
+            )
 
         for request, prompt in enumerate(self.prompts):
             usual: Entry | None = None
@@ -200,31 +239,47 @@ class LogSource:
             names = ("ids", "pieces", "lengths", "opens", "free", "starts")
             return replace(log, **{name: getattr(read, name) for name in names})
 
-        return {name: ChangedLog(counts[name], partial(build, columns)) for name, columns in changed.items()}
+        return {
+            name: ChangedLog(counts[name], partial(build, columns))
+            for name, columns in changed.items()
+        }
 
 
 def _behind(log: Log, request: int, front: int, pieces: Pieces | None) -> Pieces:
-    """Return the first `front` pieces of a request as they were, and others behind them; None: all as they were."""
+    """Return the first `front` pieces of a request as they were, and others behind them; None: all
+    as they were."""
     first, stop = log.starts[request : request + 2].tolist()
     stop = stop if pieces is None else first + front
     keys = salt_keys(log.pieces[first:stop].astype(np.int64), "as it was")
-    lengths, opens = log.lengths[first:stop].astype(np.int64), np.flatnonzero(log.opens[first:stop])[1:].tolist()
+    lengths, opens = (
+        log.lengths[first:stop].astype(np.int64),
+        np.flatnonzero(log.opens[first:stop])[1:].tolist(),
+    )
     if pieces is None:
         return Pieces(keys, lengths, tuple(opens))
     opens += [front, *[front + index for index in pieces.opens]]
-    return Pieces(np.concatenate([keys, pieces.keys]), np.concatenate([lengths, pieces.lengths]), tuple(opens))
+    return Pieces(
+        np.concatenate([keys, pieces.keys]), np.concatenate([lengths, pieces.lengths]), tuple(opens)
+    )
 
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:
-    """Read the log at `path`; ValueError names line and field of an entry that does not match the format."""
+    """Read the log at `path`; ValueError names line and field of an entry that does not match the
+    format."""
     try:
         log = _read_path(path, settings, tokenizer)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
-            raise ValueError(f"log={path}: expected a readable file, not one with {error.strerror!r}") from error
-        raise ValueError(f"log={path}: expected a complete compressed file, but it is damaged: {error}") from error
+            raise ValueError(
+                f"log={path}: expected a readable file, not one with {error.strerror!r}"
+            ) from error
+        raise ValueError(
+            f"log={path}: expected a complete compressed file, but it is damaged: {error}"
+        ) from error
     if not log.lengths.any():
-        raise ValueError(f"log={path}: expected prompts with tokens, but all {log.requests:,} requests are empty")
+        raise ValueError(
+            f"log={path}: expected prompts with tokens, but all {log.requests:,} requests are empty"
+        )
     return log
 
 
@@ -246,7 +301,9 @@ def _file(path: Path, settings: LogSettings, tokenizer: str | None) -> LogFile:
         int(settings.line_mib * (1 << 20)),
         settings.prompt_tokens,
         notes,
-        bodies=BodyOptions(settings.tools, settings.image_tokens, tuple(settings.not_rendered), template),
+        bodies=BodyOptions(
+            settings.tools, settings.image_tokens, tuple(settings.not_rendered), template
+        ),
     )
 
 
@@ -267,8 +324,12 @@ def _read_path(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
     name, log_format = _format(file, settings.format)
     columns = _columns(file, log_format, settings)
     if not len(columns):
-        instead = "".join(f"; {note}" for note in file.all_notes() if note.startswith(("not counted", "left out")))
-        raise ValueError(f"log={path}: the file has no requests; expected {log_format.looks_for}{instead}")
+        instead = "".join(
+            f"; {note}" for note in file.all_notes() if note.startswith(("not counted", "left out"))
+        )
+        raise ValueError(
+            f"log={path}: the file has no requests; expected {log_format.looks_for}{instead}"
+        )
     notes_of_reading, unread = file.all_notes(), deepcopy(file.unread)
     counters = deepcopy(file.counters) if file.counters.prompt else None
     try:
@@ -313,7 +374,8 @@ def _columns(file: LogFile, log_format: LogFormat, settings: LogSettings) -> Col
 
 
 def _accepted(file: LogFile, log_format: LogFormat) -> Iterator[Entry]:
-    """Yield the requests of a file; leave out copies, refuse prompts above the limit and times that no request has."""
+    """Yield the requests of a file; leave out copies, refuse prompts above the limit and times that
+    no request has."""
     seen = set[Hashable]()
     for entry in log_format.read(file):
         if entry.record is not None:
@@ -332,14 +394,17 @@ def _accepted(file: LogFile, log_format: LogFormat) -> Iterator[Entry]:
 
 
 def _check_times(entry: Entry) -> None:
-    """Raise BadFieldError for a time that no clock has, or that is days away from the request's arrival.
+    """Raise BadFieldError for a time that no clock has, or that is days away from the request's
+    arrival.
 
     A server's own clock, which times of queueing show, is compared when all requests are known.
     """
     if entry.at is None:
         return
     if not abs(entry.at) <= LONGEST_S:
-        raise BadFieldError("timestamp", f"a time within {LONGEST_S:.0e} s of 1970{actual(entry.at)}")
+        raise BadFieldError(
+            "timestamp", f"a time within {LONGEST_S:.0e} s of 1970{actual(entry.at)}"
+        )
     if not math.isnan(entry.moments.queued):
         return
     for name, moment in zip(Moments._fields, entry.moments, strict=True):
@@ -351,7 +416,13 @@ class _TimeOrder:
     """Check of time order: the latest time so far, and the entries with an earlier time."""
 
     def __init__(self, file: LogFile, sorts: bool) -> None:
-        self.file, self.sorts, self.at, self.line, self.late_entries = file, sorts, -np.inf, 0, list[Entry]()
+        self.file, self.sorts, self.at, self.line, self.late_entries = (
+            file,
+            sorts,
+            -np.inf,
+            0,
+            list[Entry](),
+        )
 
     def in_order(self, entry: Entry) -> bool:
         if entry.at is None or entry.at >= self.at:
@@ -398,7 +469,8 @@ def bytes_as_tokens(text: str) -> Tokens:
 @dataclass
 @WORKLOADS.register("log")
 class LogWorkload(Drawn, Selected, OfText, OfFile):
-    """A server's own log, in a detected format; without a path, the RAGPulse trace that is part of the code."""
+    """A server's own log, in a detected format; without a path, the RAGPulse trace that is part of
+    the code."""
 
     log: LogSettings = field(LogSettings, None, "how the log is read")
 
@@ -409,11 +481,15 @@ def measured(log: LogSettings, selection: Selection) -> Workload:
     columns, shape = Columns(), committed("ragpulse", None)
     for entry in islice(entries(shape), log.requests):
         columns.add(entry)
-    return _workload(columns.log("ragpulse", Ids.CONTENT, None, (CONTENT,)), "RAGPulse trace", "measured shape")
+    return _workload(
+        columns.log("ragpulse", Ids.CONTENT, None, (CONTENT,)), "RAGPulse trace", "measured shape"
+    )
 
 
 @workload("log", "local")
-def local(path: Path, log: LogSettings, selection: Selection, tokenizer: str | None = None) -> Workload:
+def local(
+    path: Path, log: LogSettings, selection: Selection, tokenizer: str | None = None
+) -> Workload:
     """Read a log in one of the formats of `logs`."""
     read = read_log(path, log, tokenizer)
     digest = open_log(path, log).sha256
@@ -422,9 +498,16 @@ def local(path: Path, log: LogSettings, selection: Selection, tokenizer: str | N
 
 
 def _workload(log: Log, name: str, kind: ProvenanceKind) -> Workload:
-    meaning_of_ids = {Ids.CHAINED: "chained ids", Ids.CONTENT: "content ids", Ids.NONE: "lengths only"}[log.ids]
+    meaning_of_ids = {
+        Ids.CHAINED: "chained ids",
+        Ids.CONTENT: "content ids",
+        Ids.NONE: "lengths only",
+    }[log.ids]
     return Workload(
-        "log", (), Provenance(kind, f"{name}, {log.requests:,} requests as {log.format}, {meaning_of_ids}"), log=log
+        "log",
+        (),
+        Provenance(kind, f"{name}, {log.requests:,} requests as {log.format}, {meaning_of_ids}"),
+        log=log,
     )
 
 
@@ -444,7 +527,8 @@ _AT_ONCE = 1 << 14  # requests whose pieces are looked at together: those of all
 
 
 class _Rows(Sequence[Row]):
-    """Rows of the requests `numbers` of a log, made on access; as objects, the pieces of a long log take gigabytes."""
+    """Rows of the requests `numbers` of a log, made on access; as objects, the pieces of a long log
+    take gigabytes."""
 
     def __init__(self, log: Log, numbers: NDArray[np.int64]) -> None:
         self._log, self._numbers = log, numbers
@@ -467,33 +551,50 @@ class _Rows(Sequence[Row]):
 
 
 def _corpus(log: Log, provenance: Provenance) -> Corpus:
-    """Return a corpus with one span per content and token ids from a counter; empty prompts are left out."""
+    """Return a corpus with one span per content and token ids from a counter; empty prompts are
+    left out."""
     longest = np.zeros(int(log.pieces.max()) + 1, dtype=np.int64)
     np.maximum.at(longest, log.pieces, log.lengths)
     if longest.sum() > np.iinfo(np.int32).max:
-        raise ValueError(f"log: {longest.sum():,} different tokens; expected fewer than 2^31 to serve them")
+        raise ValueError(
+            f"log: {longest.sum():,} different tokens; expected fewer than 2^31 to serve them"
+        )
     first = np.cumsum(longest) - longest
     with_tokens = np.flatnonzero(log.prompt_tokens)
     rows = _Rows(log, with_tokens)
     empty = log.requests - len(with_tokens)
-    detail = f"{provenance.detail}; {empty:,} without a prompt are left out" if empty else provenance.detail
+    detail = (
+        f"{provenance.detail}; {empty:,} without a prompt are left out"
+        if empty
+        else provenance.detail
+    )
     independent = np.full(len(longest), log.ids == Ids.CONTENT)
 
     def expand(counts: Mapping[int, int]) -> dict[int, TokenIds]:
         contents = list(counts)
-        return dict(zip(contents, map(IdRun, first[contents].tolist(), counts.values()), strict=True))
+        return dict(
+            zip(contents, map(IdRun, first[contents].tolist(), counts.values()), strict=True)
+        )
 
     not_reusable = np.zeros(len(longest), dtype=bool)
     waits = None if log.waits_ns is None else log.waits_ns[with_tokens].tolist()
     after = None if log.after is None else _rows_awaited(log.after, with_tokens.tolist())
-    more: dict[str, Any] = {"arrived_at": log.arrived_ns[with_tokens].tolist(), "waits_ns": waits, "after": after}
+    more: dict[str, Any] = {
+        "arrived_at": log.arrived_ns[with_tokens].tolist(),
+        "waits_ns": waits,
+        "after": after,
+    }
     if log.ids != Ids.CONTENT:
         more["runs_of"] = lambda selected: _runs_of(log, with_tokens[selected], first, longest)
     more["groups"] = rows.groups
-    return Corpus("log", provenance.kind, detail, longest, independent, not_reusable, rows, expand, **more)
+    return Corpus(
+        "log", provenance.kind, detail, longest, independent, not_reusable, rows, expand, **more
+    )
 
 
-def _runs_of(log: Log, requests: Ints, first: Ints, lengths: Ints) -> Iterator[list[tuple[int, int]]]:
+def _runs_of(
+    log: Log, requests: Ints, first: Ints, lengths: Ints
+) -> Iterator[list[tuple[int, int]]]:
     """Yield first id and length of each run of consecutive ids in the prompts of requests.
 
     `first`, `lengths`  first id and number of ids of each content
@@ -502,7 +603,9 @@ def _runs_of(log: Log, requests: Ints, first: Ints, lengths: Ints) -> Iterator[l
         some = requests[start : start + _AT_ONCE]
         sizes = log.starts[some + 1] - log.starts[some]
         behind = np.cumsum(sizes)
-        pieces = log.pieces[np.arange(behind[-1]) + np.repeat(log.starts[some] - behind + sizes, sizes)]
+        pieces = log.pieces[
+            np.arange(behind[-1]) + np.repeat(log.starts[some] - behind + sizes, sizes)
+        ]
         some_ids = lengths[pieces] > 0
         behind = np.cumsum(some_ids)[behind - 1]
         ids, counts = first[pieces[some_ids]], lengths[pieces[some_ids]]
@@ -517,6 +620,10 @@ def _runs_of(log: Log, requests: Ints, first: Ints, lengths: Ints) -> Iterator[l
 
 
 def _rows_awaited(after: After, requests: list[int]) -> list[tuple[int, ...]]:
-    """Return the rows that each row waits for, from requests; those without a prompt are no rows."""
+    """Return the rows that each row waits for, from requests; those without a prompt are no
+    rows."""
     numbers = {request: row for row, request in enumerate(requests)}
-    return [tuple(numbers[other] for other in after[request] if other in numbers) for request in requests]
+    return [
+        tuple(numbers[other] for other in after[request] if other in numbers)
+        for request in requests
+    ]

@@ -1,7 +1,8 @@
 """The parts of a prompt in the order in which a server renders them, and their pieces.
 
-Without a template, tools, system prompt, documents and messages are parts; what a template adds is unknown.
-With a tokenizer's chat template, the prompt is the text that it renders, cut only at parts that are no text.
+Without a template, tools, system prompt, documents and messages are parts; what a template adds is
+unknown. With a tokenizer's chat template, the prompt is the text that it renders, cut only at parts
+that are no text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ import numpy as np
 import orjson
 
 from spanlab.queries.render import ChatTokenizer
-from spanlab.workloads.logs.bodies import PATCH, Block, BodyParser, Message, Opaque, Prompt, as_json, tools_text
+from spanlab.workloads.logs.bodies import (
+    PATCH,
+    Block,
+    BodyParser,
+    Message,
+    Opaque,
+    Prompt,
+    as_json,
+    tools_text,
+)
 from spanlab.workloads.logs.log import Ints, Keys, hash_pieces
 from spanlab.workloads.logs.rows import BadFieldError
 from spanlab.workloads.logs.source import LogFile
@@ -33,8 +43,13 @@ TOOLS = {
 }
 UNKNOWN_TOKENS = 1  # a part of unknown length separates prompts, and counts as one token
 _MEMO_SIZE = 4096  # recently hashed texts: a conversation repeats its messages
-_CONVERSATIONS = 64  # of which the pieces of the last prompt are in memory, since the next one may go on from it
-_FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF  # private characters, which stand for parts that are no text
+_CONVERSATIONS = (
+    64  # of which the pieces of the last prompt are in memory, since the next one may go on from it
+)
+_FIRST_MARKER, _LAST_MARKER = (
+    0xF0000,
+    0x10FFFF,
+)  # private characters, which stand for parts that are no text
 _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 
 
@@ -59,7 +74,8 @@ class Section(NamedTuple):
 
     `path`     where it stands in the body
     `content`  its text, its token ids, or what it is instead
-    `role`     of its message, which is the first line of the message's first section; empty where there is none
+    `role`     of its message, which is the first line of the message's first section; empty where
+               there is none
     """
 
     path: str
@@ -92,9 +108,14 @@ class _Joined(NamedTuple):
     ends: list[int]
 
     def same(self, elements: Sequence[Section | Message]) -> int:
-        """Return how many first parts of another prompt are the same objects, or have the same text."""
+        """Return how many first parts of another prompt are the same objects, or have the same
+        text."""
         for index, (earlier, later) in enumerate(zip(self.elements, elements, strict=False)):
-            is_text = isinstance(earlier, Section) and isinstance(later, Section) and earlier.content is later.content
+            is_text = (
+                isinstance(earlier, Section)
+                and isinstance(later, Section)
+                and earlier.content is later.content
+            )
             if earlier is not later and not is_text:
                 return index
         return min(len(self.elements), len(elements))
@@ -117,7 +138,9 @@ def _in_order(prompt: Prompt, options: BodyOptions) -> Sequence[Section | Messag
     if prompt.tokens is not None:
         return [Section("prompt", prompt.tokens, "prompt")]
     history = [] if prompt.history is None else [Section(prompt.history.kind, prompt.history)]
-    if options.template is not None and not (prompt.messages and prompt.messages[0].path == "prompt"):
+    if options.template is not None and not (
+        prompt.messages and prompt.messages[0].path == "prompt"
+    ):
         return history + _rendered(prompt, options.template)
     system = 0
     while system < len(prompt.messages) and prompt.messages[system].is_system:
@@ -126,7 +149,9 @@ def _in_order(prompt: Prompt, options: BodyOptions) -> Sequence[Section | Messag
     lead, others = prompt.messages[:system], prompt.messages[system:]
     texts = [each if isinstance(each, str) else as_json(each) for each in prompt.documents]
     documents = [Section("documents", text, "documents") for text in texts]
-    front: tuple[Section | Message, ...] = (*tools, *lead) if options.tools == "first" else (*lead, *tools)
+    front: tuple[Section | Message, ...] = (
+        (*tools, *lead) if options.tools == "first" else (*lead, *tools)
+    )
     return [*history, *front, *documents, *others]
 
 
@@ -162,7 +187,8 @@ def _rendered(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Section]:
 
 @lru_cache(maxsize=8)
 def _takes_lists(tokenizer: ChatTokenizer) -> bool:
-    """Return whether a template reads contents that are lists of blocks; others get one text, joined by line ends."""
+    """Return whether a template reads contents that are lists of blocks; others get one text,
+    joined by line ends."""
     mark = chr(_FIRST_MARKER)
     probe = [{"role": "user", "content": [{"type": "text", "text": mark}]}]
     try:
@@ -173,7 +199,8 @@ def _takes_lists(tokenizer: ChatTokenizer) -> bool:
 
 
 def _for_template(message: Message, opaque: list[Opaque], takes_lists: bool) -> dict[str, Any]:
-    """Return a message as templates get it: calls with parsed arguments, and a marker for each part that is no text."""
+    """Return a message as templates get it: calls with parsed arguments, and a marker for each part
+    that is no text."""
     texts = []
     for block in message.blocks:
         if isinstance(block, Opaque):
@@ -181,13 +208,19 @@ def _for_template(message: Message, opaque: list[Opaque], takes_lists: bool) -> 
             opaque.append(block)
         else:
             texts.append(block)
-    content: Any = [{"type": "text", "text": text} for text in texts] if takes_lists else "\n".join(texts)
+    content: Any = (
+        [{"type": "text", "text": text} for text in texts] if takes_lists else "\n".join(texts)
+    )
     if len(texts) < 2:
         content = "".join(texts)
     fields = dict(message.fields)
     if isinstance(fields.get("tool_calls"), list):
         fields["tool_calls"] = [_call_for_template(call) for call in fields["tool_calls"]]
-    return {"role": message.role or ("system" if message.is_system else "user"), "content": content, **fields}
+    return {
+        "role": message.role or ("system" if message.is_system else "user"),
+        "content": content,
+        **fields,
+    }
 
 
 def _call_for_template(call: Any) -> Any:
@@ -234,8 +267,11 @@ class BodyReader:
             self._repeats,
         )
 
-    def pieces(self, body: Mapping[str, Any], *, is_line: bool, repeats: bool | None = None) -> Pieces:
-        """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the log's keys in it.
+    def pieces(
+        self, body: Mapping[str, Any], *, is_line: bool, repeats: bool | None = None
+    ) -> Pieces:
+        """Return the pieces of a body's prompt; `is_line`: the body is the line itself, with the
+        log's keys in it.
 
         `repeats`  whether this body shares objects, where bodies of the log differ in it
         """
@@ -245,9 +281,14 @@ class BodyReader:
         return self.pieces_of(prompt)._replace(prompt=number)
 
     def pieces_of(self, prompt: Prompt, change: str = "") -> Pieces:
-        """Return the pieces of a prompt; `change` names what changed it, so that it goes on from such prompts."""
+        """Return the pieces of a prompt; `change` names what changed it, so that it goes on from
+        such prompts."""
         notes = self._file.notes
-        if self._options.template is None and prompt.messages and prompt.messages[0].path != "prompt":
+        if (
+            self._options.template is None
+            and prompt.messages
+            and prompt.messages[0].path != "prompt"
+        ):
             _add(notes, TEMPLATE)
             if prompt.tools:
                 _add(notes, TOOLS[self._options.tools])
@@ -258,8 +299,17 @@ class BodyReader:
         return Pieces(keys, lengths, tuple(joined.ends[:-1]))
 
     def _joined(self, elements: Sequence[Section | Message], change: str) -> _Joined:
-        """Return the pieces of a prompt behind those that it has in common with the last prompt that began alike."""
-        begin = change, id(next((each for each in elements if isinstance(each, Message) and not each.is_system), None))
+        """Return the pieces of a prompt behind those that it has in common with the last prompt
+        that began alike."""
+        begin = (
+            change,
+            id(
+                next(
+                    (each for each in elements if isinstance(each, Message) and not each.is_system),
+                    None,
+                )
+            ),
+        )
         before = self._latest.pop(begin, _NOTHING)
         same = before.same(elements)
         count = before.spans[same - 1] if same else 0
@@ -270,7 +320,8 @@ class BodyReader:
             elements,
             before.spans[:same] + list(accumulate(map(len, more), initial=count))[1:],
             np.concatenate([before.pieces[:, :stop], *further], axis=1),
-            before.ends[:count] + list(accumulate([span.shape[1] for span in further], initial=stop))[1:],
+            before.ends[:count]
+            + list(accumulate([span.shape[1] for span in further], initial=stop))[1:],
         )
         self._latest[begin] = joined  # which keeps the id of its first message
         if len(self._latest) > _CONVERSATIONS:
@@ -282,12 +333,15 @@ class BodyReader:
         if isinstance(element, Section):
             return [self._hash(element.content)]
         if self not in element.memo:
-            element.memo[self] = [self._hash(section.content) for section in _message_sections(element)]
+            element.memo[self] = [
+                self._hash(section.content) for section in _message_sections(element)
+            ]
         spans: list[Ints] = element.memo[self]
         return spans
 
     def _hash(self, content: Block | Ints) -> Ints:
-        """Return keys and lengths, shape (2, pieces), of a text, of token ids, or of a part that is no text."""
+        """Return keys and lengths, shape (2, pieces), of a text, of token ids, or of a part that is
+        no text."""
         if isinstance(content, Opaque):
             if content.by_size:
                 each = f"one for each {PATCH} x {PATCH} pixels"
@@ -299,7 +353,9 @@ class BodyReader:
             return np.array([[content.name], [tokens]], dtype=np.int64)
         if isinstance(content, np.ndarray):
             return np.stack(hash_pieces(content, self._file.piece))
-        name = hash(content)  # of 64 bits, and many times faster than one that is the same in every process
+        name = hash(
+            content
+        )  # of 64 bits, and many times faster than one that is the same in every process
         if name not in self._known:
             template = self._options.template
             encoded = self._file.encode(content) if template is None else template.encode(content)

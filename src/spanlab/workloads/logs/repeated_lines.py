@@ -1,7 +1,8 @@
-"""JSON lines whose lists of messages begin like those of earlier lines: what a conversation repeats is parsed once.
+"""JSON lines whose lists of messages begin like those of earlier lines: what a conversation repeats
+is parsed once.
 
-The line of a call has the messages of the call before it, and new ones. A message with the bytes of one that stood at
-the same place becomes the same object, so that only the rest of a line is parsed.
+The line of a call has the messages of the call before it, and new ones. A message with the bytes of
+one that stood at the same place becomes the same object, so that only the rest of a line is parsed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ _BYTES_IN_MEMORY = 1 << 24
 _FIRST_MESSAGES = 16  # in memory: rules that conversations have in common
 _BEGIN = 256  # bytes behind the first message by which a conversation is known: the first one may be all's rules
 _WINDOW = 1 << 16  # bytes in which the end of a message is looked for at first
-_UNREPEATED = 1 << 26  # bytes whose messages are told apart, which takes longer than to parse them, in vain
+_UNREPEATED = (
+    1 << 26
+)  # bytes whose messages are told apart, which takes longer than to parse them, in vain
 _end_of = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # value and end of the JSON at an offset of a text
 
 
 class RepeatedLines:
     """Parser of JSON lines that share objects; a line without such a list is parsed as a whole.
 
-    `shares`  whether the messages of the last line are objects of earlier lines, where they have the same bytes
+    `shares`  whether the messages of the last line are objects of earlier lines, where they have
+              the same bytes
     """
 
     def __init__(self) -> None:
@@ -45,7 +49,10 @@ class RepeatedLines:
         self._latest = OrderedDict[bytes, _Behind]()
         self._in_memory, self.shares = 0, False
         self._first = list[tuple[bytes, Any]]()
-        self._alone, self._repeated = 0, 0  # bytes of messages that no line had before, and that one had
+        self._alone, self._repeated = (
+            0,
+            0,
+        )  # bytes of messages that no line had before, and that one had
 
     def loads(self, line: bytes) -> Any:
         """Return what `orjson.loads` returns."""
@@ -54,13 +61,16 @@ class RepeatedLines:
         return value if self.shares else orjson.loads(line)
 
     def _sharing(self, line: bytes) -> dict[str, Any] | None:
-        """Return the object of a line that has one list of messages where bodies have it; None for any other."""
+        """Return the object of a line that has one list of messages where bodies have it; None for
+        any other."""
         begin = _LIST.search(line) if self._alone - self._repeated < _UNREPEATED else None
         if begin is None:
             return None
         try:
             messages, stop = self._messages(line, begin.end())
-            value = orjson.loads(b'%b"%b"%b' % (line[: begin.end()], self._mark.encode(), line[stop:]))
+            value = orjson.loads(
+                b'%b"%b"%b' % (line[: begin.end()], self._mark.encode(), line[stop:])
+            )
         except (ValueError, RecursionError, StopIteration):
             return None
         for path in _HOLDERS:
@@ -74,13 +84,16 @@ class RepeatedLines:
         return None
 
     def _messages(self, line: bytes, start: int) -> tuple[list[Any], int]:
-        """Return the objects of the list that begins at an offset, and where it ends: at its bracket."""
+        """Return the objects of the list that begins at an offset, and where it ends: at its
+        bracket."""
         first = next((each for each in self._first if line.startswith(each[0], start)), None)
         self._repeated += 0 if first is None else len(first[0])
         if first is None:
             first = self._parsed(line, start)
         if not (self._first and first is self._first[0]):
-            self._first = [first, *(each for each in self._first if each is not first)][:_FIRST_MESSAGES]
+            self._first = [first, *(each for each in self._first if each is not first)][
+                :_FIRST_MESSAGES
+            ]
         offset, more = _next(line, start + len(first[0]))
         if not more:
             return [first[1]], offset
@@ -88,7 +101,9 @@ class RepeatedLines:
         known = self._latest.pop(name, _NOTHING)
         self._in_memory -= len(known.text)
         values, bounds = list[Any](), list[tuple[int, int]]()
-        if known.text and line.startswith(known.text, begin):  # the common case: all of the last line's messages
+        if known.text and line.startswith(
+            known.text, begin
+        ):  # the common case: all of the last line's messages
             values, bounds = list(known.values), list(known.bounds)
             self._repeated += len(known.text)
             offset, more = _next(line, begin + len(known.text))
@@ -118,7 +133,8 @@ class RepeatedLines:
 
 
 class _Behind(NamedTuple):
-    """What stands behind the first message of a line: the bytes, where each message stands in them, and its object."""
+    """What stands behind the first message of a line: the bytes, where each message stands in them,
+    and its object."""
 
     text: bytes
     bounds: Sequence[tuple[int, int]]
@@ -136,7 +152,8 @@ _NOTHING = _Behind(b"", (), ())
 
 
 def _next(line: bytes, offset: int) -> tuple[int, bool]:
-    """Return where the next message of a list begins, or where the list ends, and whether there is a next one."""
+    """Return where the next message of a list begins, or where the list ends, and whether there is
+    a next one."""
     between = _BETWEEN.match(line, offset)
     if between is None:
         raise ValueError("expected a comma or the end of a list")
@@ -149,7 +166,9 @@ def _message_at(line: bytes, offset: int) -> bytes:
     window = _WINDOW
     while line[offset : offset + 1] == b"{":
         try:
-            _, end = _end_of(line[offset : offset + window].decode("latin-1"), 0)  # one character a byte
+            _, end = _end_of(
+                line[offset : offset + window].decode("latin-1"), 0
+            )  # one character a byte
         except (ValueError, StopIteration):
             if offset + window >= len(line):
                 raise

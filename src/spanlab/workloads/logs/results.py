@@ -1,4 +1,5 @@
-"""Results of benchmarks and answers of servers: times, lengths and counts of requests, without their prompts."""
+"""Results of benchmarks and answers of servers: times, lengths and counts of requests, without
+their prompts."""
 
 from __future__ import annotations
 
@@ -23,19 +24,31 @@ from spanlab.workloads.logs.rows import (
     record_of,
     usage_in,
 )
-from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat, head_rows, lengths_only, parse_object
+from spanlab.workloads.logs.source import (
+    LOG_FORMATS,
+    LogFile,
+    LogFormat,
+    head_rows,
+    lengths_only,
+    parse_object,
+)
 
 NO_LENGTH = "requests without a length of their prompt"
 IN_TURN = "the benchmarks of a report follow each other in time: their requests are one log"
 
 
-def _read_by_time(parse: Callable[[Row, int, LogFile], Iterator[Entry]]) -> Callable[[LogFile], Iterator[Entry]]:
-    """Return a reader of requests of known length, sorted by time; requests of items are numbered in their order."""
+def _read_by_time(
+    parse: Callable[[Row, int, LogFile], Iterator[Entry]],
+) -> Callable[[LogFile], Iterator[Entry]]:
+    """Return a reader of requests of known length, sorted by time; requests of items are numbered
+    in their order."""
 
     def entries(file: LogFile) -> Iterator[Entry]:
         requests = [
             entry
-            for found_entries in file.parsed(lambda item, line: [*parse(parse_object(item), line, file)])
+            for found_entries in file.parsed(
+                lambda item, line: [*parse(parse_object(item), line, file)]
+            )
             for entry in found_entries
         ]
         is_timed = all(entry.at is not None for entry in requests)
@@ -51,7 +64,12 @@ def _read_by_time(parse: Callable[[Row, int, LogFile], Iterator[Entry]]) -> Call
 # GuideLLM: a report with benchmarks, each with lists of requests.
 # ------------------------------------------------------------------------------
 
-_STARTS = ("request_start_time", "start_time", "info.timings.request_start", "info.timings.resolve_start")
+_STARTS = (
+    "request_start_time",
+    "start_time",
+    "info.timings.request_start",
+    "info.timings.resolve_start",
+)
 _INPUTS = ("prompt_tokens", "input_metrics.total_tokens", "input_metrics.text_tokens")
 _FIRSTS = ("first_token_time", "info.timings.first_token_iteration")
 _LASTS = ("last_token_time", "info.timings.last_token_iteration", "request_end_time", "end_time")
@@ -73,13 +91,16 @@ def guidellm() -> LogFormat:
 def _is_report(row: dict[str, Any]) -> bool:
     benchmarks = row.get("benchmarks")
     return isinstance(benchmarks, list) and any(
-        isinstance(benchmark, dict) and isinstance(benchmark.get("requests"), dict) for benchmark in benchmarks
+        isinstance(benchmark, dict) and isinstance(benchmark.get("requests"), dict)
+        for benchmark in benchmarks
     )
 
 
 def _report_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
     benchmarks = row.get("benchmarks")
-    if not isinstance(benchmarks, list) or not all(isinstance(benchmark, dict) for benchmark in benchmarks):
+    if not isinstance(benchmarks, list) or not all(
+        isinstance(benchmark, dict) for benchmark in benchmarks
+    ):
         raise BadFieldError("benchmarks", f"a list of objects{actual(benchmarks)}")
     if len(benchmarks) > 1:
         file.notes.append(IN_TURN)
@@ -91,9 +112,14 @@ def _report_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
         successful = benchmark.get("requests.successful")
         if not isinstance(successful, list):
             raise BadFieldError(f"{path}.successful", f"a list of requests{actual(successful)}")
-        counted = benchmark.get("metrics.request_totals.successful", "run_stats.requests_made.successful")
+        counted = benchmark.get(
+            "metrics.request_totals.successful", "run_stats.requests_made.successful"
+        )
         if isinstance(counted, int) and counted > len(successful):
-            file.set_aside("successful requests that the report counts without a record", counted - len(successful))
+            file.set_aside(
+                "successful requests that the report counts without a record",
+                counted - len(successful),
+            )
         for number, request in enumerate(successful):
             yield from _guided_request(request, f"{path}.successful[{number}]", line, file)
 
@@ -103,21 +129,31 @@ def _guided_request(request: Any, path: str, line: int, file: LogFile) -> Iterat
         raise BadFieldError(path, f"an object{actual(request)}")
     row = Row(request)
     try:
-        tokens, output = row.get(*_INPUTS), row.count("output_tokens", "output_metrics.text_tokens", default=0)
+        tokens, output = (
+            row.get(*_INPUTS),
+            row.count("output_tokens", "output_metrics.text_tokens", default=0),
+        )
         start = row.seconds(*_STARTS)
         if tokens is None:
             file.set_aside(NO_LENGTH)
             return
         length = row.count(*_INPUTS)
         first, last = row.seconds(*_FIRSTS), row.seconds(*_LASTS)
-        wait, gap = (row.duration(f"{name}_ms", scale=1e-3) for name in ("time_to_first_token", "inter_token_latency"))
+        wait, gap = (
+            row.duration(f"{name}_ms", scale=1e-3)
+            for name in ("time_to_first_token", "inter_token_latency")
+        )
     except BadFieldError as error:
-        raise BadFieldError(f"{path}.{str(error).partition(':')[0]}", str(error).partition("expected ")[2]) from error
+        raise BadFieldError(
+            f"{path}.{str(error).partition(':')[0]}", str(error).partition("expected ")[2]
+        ) from error
     if first is None and wait is not None and start is not None:
         first = start + wait
     if last is None and first is not None and gap is not None:
         last = first + gap * max(output - 1, 0)
-    moments = Moments(first_token=np.nan if first is None else first, last_token=np.nan if last is None else last)
+    moments = Moments(
+        first_token=np.nan if first is None else first, last_token=np.nan if last is None else last
+    )
     cached = count_of(request, "cached_tokens")
     usage = NOT_REPORTED if np.isnan(cached) else inclusive(float(length), cached)
     session = row.label("info.conversation_id")
@@ -154,7 +190,11 @@ def aiperf() -> LogFormat:
 def _is_record(row: dict[str, Any]) -> bool:
     metrics = row.get("metrics")
     lengths = {"input_sequence_length", "error_isl"}
-    return isinstance(row.get("metadata"), dict) and isinstance(metrics, dict) and bool(lengths & metrics.keys())
+    return (
+        isinstance(row.get("metadata"), dict)
+        and isinstance(metrics, dict)
+        and bool(lengths & metrics.keys())
+    )
 
 
 def _record_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
@@ -165,7 +205,9 @@ def _record_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
         file.set_aside("requests of the warm-up")
         return
     tokens = row.count("metrics.input_sequence_length.value")
-    output = row.count("metrics.output_sequence_length.value", "metrics.output_token_count.value", default=0)
+    output = row.count(
+        "metrics.output_sequence_length.value", "metrics.output_token_count.value", default=0
+    )
     start = row.seconds("metadata.request_start_ns", "metadata.timestamp_ns", scale=1e-9)
     first, whole = _metric(row, "time_to_first_token", "ttft"), _metric(row, "request_latency")
     last = row.seconds("metadata.request_end_ns", scale=1e-9)
@@ -204,7 +246,9 @@ def _metric(row: Row, *names: str) -> float | None:
 # files of batches, and stored responses.
 # ------------------------------------------------------------------------------
 
-ANSWERS = "the log has answers without their requests: their prompts are known by their length alone"
+ANSWERS = (
+    "the log has answers without their requests: their prompts are known by their length alone"
+)
 _OBJECTS = ("chat.completion", "text_completion", "response")
 
 
@@ -243,7 +287,9 @@ def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
     answer = _answer_of(row)
     if answer is None:
         response, result = row.get("response"), row.get("result.type")
-        if {"custom_id", "key"} & row.fields.keys() and response is None and result != "succeeded":  # of a batch
+        if (
+            {"custom_id", "key"} & row.fields.keys() and response is None and result != "succeeded"
+        ):  # of a batch
             file.set_aside(FAILED)
             return
         if response is not None:

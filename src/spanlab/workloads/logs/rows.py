@@ -1,4 +1,5 @@
-"""Rows of a log: typed fields, one-sentence errors for invalid ones, and the counts that a server reports."""
+"""Rows of a log: typed fields, one-sentence errors for invalid ones, and the counts that a server
+reports."""
 
 from __future__ import annotations
 
@@ -16,20 +17,33 @@ import orjson
 from spanlab.workloads.logs.log import LONGEST_S, Identity, Ints, hash_name
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 
-#: Fields with the arrival of a request; proxies write startTime, and where that is missing, endTime is the nearest.
-TIMES = ("timestamp", "startTime", "start_time", "created", "created_at", "time", "ts", "endTime", "logging_time")
+#: Fields with the arrival of a request; proxies write startTime, and where that is missing, endTime
+#: is the nearest.
+TIMES = (
+    "timestamp",
+    "startTime",
+    "start_time",
+    "created",
+    "created_at",
+    "time",
+    "ts",
+    "endTime",
+    "logging_time",
+)
 _LARGEST_COUNT = np.iinfo(np.int32).max
 _MOST_DIGITS = 99  # int() refuses strings of thousands of digits
 #: Ranges of dates as milliseconds, microseconds and nanoseconds since 1970, from 2001 on.
 _EPOCHS = {1e-3: (1e12, 1e13), 1e-6: (1e15, 1e16), 1e-9: (1e18, 1e19)}
 
 
-#: What other writers put into JSON, although it is none: no numbers, and halves of characters beyond 16 bits.
+#: What other writers put into JSON, although it is none: no numbers, and halves of characters
+#: beyond 16 bits.
 _NO_JSON = re.compile(rb"\b(NaN|Infinity)\b|\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: bytes | str, loads: Callable[[Any], Any] = orjson.loads) -> Any:
-    """Return the value of a JSON text; NaN and infinite numbers are null, and halves of characters question marks.
+    """Return the value of a JSON text; NaN and infinite numbers are null, and halves of characters
+    question marks.
 
     Raises orjson.JSONDecodeError for any other text that is no JSON.
     """
@@ -85,22 +99,31 @@ class Row:
         return number
 
     def counts(self, *names: str) -> Ints:
-        """Return a field that is a list of integers from 0 to below 2^31, such as token ids; int64."""
+        """Return a field that is a list of integers from 0 to below 2^31, such as token ids;
+        int64."""
         numbers = self.ids(*names)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= _LARGEST_COUNT:
-            raise BadFieldError(names[0], f"a list of whole numbers from 0 to below 2^31{actual(self.get(*names))}")
+            raise BadFieldError(
+                names[0], f"a list of whole numbers from 0 to below 2^31{actual(self.get(*names))}"
+            )
         return numbers
 
     def ids(self, *names: str) -> Ints:
-        """Return a field that is a list of integers of 64 bits, int64; unsigned ones keep their bits."""
+        """Return a field that is a list of integers of 64 bits, int64; unsigned ones keep their
+        bits."""
         values = self.get(*names)
-        if isinstance(values, list) and set(map(type, values)) <= {int}:  # a bool is an int, but no id
+        if isinstance(values, list) and set(map(type, values)) <= {
+            int
+        }:  # a bool is an int, but no id
             for type_ in (np.int64, np.uint64):
                 try:
                     return np.array(values, dtype=type_).view(np.int64)
                 except OverflowError:
                     continue
-        raise BadFieldError(names[0], f"a list of whole numbers of 64 bits, all signed or all unsigned{actual(values)}")
+        raise BadFieldError(
+            names[0],
+            f"a list of whole numbers of 64 bits, all signed or all unsigned{actual(values)}",
+        )
 
     def numbers(self, name: str) -> list[float]:
         """Return a field that is a list of finite numbers."""
@@ -110,9 +133,12 @@ class Row:
         return values
 
     def label(self, *names: str) -> str | float | None:
-        """Return a field that is a text or a number, such as a session's name; None if no field is present."""
+        """Return a field that is a text or a number, such as a session's name; None if no field is
+        present."""
         value = self.get(*names)
-        if value is not None and (not isinstance(value, (str, int, float)) or isinstance(value, bool)):
+        if value is not None and (
+            not isinstance(value, (str, int, float)) or isinstance(value, bool)
+        ):
             raise BadFieldError(names[0], f"a text or a number{actual(value)}")
         return value
 
@@ -127,14 +153,17 @@ class Row:
         return number
 
     def duration(self, *names: str, scale: float = 1.0) -> float | None:
-        """Return a field in units of `scale` seconds as seconds, if 64-bit nanoseconds can hold it."""
+        """Return a field in units of `scale` seconds as seconds, if 64-bit nanoseconds can hold
+        it."""
         number = self.number(*names, most=LONGEST_S / scale)
         return None if number is None else number * scale
 
     def seconds(self, *names: str, scale: float = 1.0) -> float | None:
-        """Return a field as seconds: a number in units of `scale` seconds, or a date; None if no field is present.
+        """Return a field as seconds: a number in units of `scale` seconds, or a date; None if no
+        field is present.
 
-        Numbers of seconds may also be dates in milli-, micro- or nanoseconds since 1970, which no seconds reach.
+        Numbers of seconds may also be dates in milli-, micro- or nanoseconds since 1970, which no
+        seconds reach.
         """
         value = self.get(*names)
         if value is None:
@@ -142,13 +171,22 @@ class Row:
         number = _to_number(value)
         if number is not None:
             if scale == 1.0:
-                scale = next((unit for unit, (least, end) in _EPOCHS.items() if least <= number < end), scale)
+                scale = next(
+                    (unit for unit, (least, end) in _EPOCHS.items() if least <= number < end), scale
+                )
             return number * scale
         try:
             # BigQuery writes UTC behind a date, and some programs slashes in it
-            date = datetime.fromisoformat(_SLASHES.sub(r"\1-\2-", value.strip().removesuffix(" UTC")))
+            date = datetime.fromisoformat(
+                _SLASHES.sub(r"\1-\2-", value.strip().removesuffix(" UTC"))
+            )
             return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not every value is a text
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ) as error:  # not every value is a text
             raise BadFieldError(names[0], f"a number or a date{actual(value)}") from error
 
 
@@ -170,7 +208,11 @@ def _is_finite(value: object) -> bool:
 def _to_number(value: object) -> float | None:
     """Return a finite number, also from text; None for any other value."""
     try:
-        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else np.nan
+        number = (
+            float(value)
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+            else np.nan
+        )
     except (ValueError, OverflowError):
         return None
     return number if np.isfinite(number) else None
@@ -184,7 +226,14 @@ def actual(value: object) -> str:
 #: Fields that name what a server caches apart, by the part of an identity that they are.
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "model": ("model", "model_name", "modelId"),
-    "adapter": ("lora_name", "lora_path", "lora_request.lora_name", "lora_id", "adapter", "adapter_name"),
+    "adapter": (
+        "lora_name",
+        "lora_path",
+        "lora_request.lora_name",
+        "lora_id",
+        "adapter",
+        "adapter_name",
+    ),
     "salt": ("cache_salt", "salt", "extra_key"),
     "rank": ("data_parallel_rank", "dp_rank"),
     "media": ("mm_hashes", "mm_hash", "image_data", "video_data", "audio_data", "multi_modal_data"),
@@ -198,9 +247,11 @@ def record_of(row: Row, *names: str) -> str | int | None:
 
 
 def identity_of(row: Row, *prefixes: str) -> Identity:
-    """Return what a server caches apart: model, adapter, salt, data-parallel rank, and media with its content.
+    """Return what a server caches apart: model, adapter, salt, data-parallel rank, and media with
+    its content.
 
-    Requests with different identities share no cached tokens. `prefixes` precede the names of the fields.
+    Requests with different identities share no cached tokens. `prefixes` precede the names of the
+    fields.
     """
     keys, fields = _identity_fields(prefixes or ("",))
     if keys.isdisjoint(row.fields):
@@ -218,9 +269,14 @@ def identity_of(row: Row, *prefixes: str) -> Identity:
 
 
 @cache
-def _identity_fields(prefixes: tuple[str, ...]) -> tuple[frozenset[str], list[tuple[str, list[str]]]]:
+def _identity_fields(
+    prefixes: tuple[str, ...],
+) -> tuple[frozenset[str], list[tuple[str, list[str]]]]:
     """Return the keys of a row that can hold an identity, and the fields by part of an identity."""
-    fields = [(kind, [f"{prefix}{name}" for name in names for prefix in prefixes]) for kind, names in _IDENTITY.items()]
+    fields = [
+        (kind, [f"{prefix}{name}" for name in names for prefix in prefixes])
+        for kind, names in _IDENTITY.items()
+    ]
     return frozenset(name.partition(".")[0] for _, names in fields for name in names), fields
 
 
@@ -246,14 +302,25 @@ _PLACES: tuple[str, ...] = (
 #: Fields of a line with an answer, beside those with its request.
 _ANSWERS = ("modelOutput", "full_response", "output", "response_body", "responseBody")
 _PLACES += tuple(f"{name}.usage" for name in _ANSWERS)
-_AROUND = ("", "response.", "response.body.", "response.response.", *(f"{name}." for name in _ANSWERS))
+_AROUND = (
+    "",
+    "response.",
+    "response.body.",
+    "response.response.",
+    *(f"{name}." for name in _ANSWERS),
+)
 _GEMINI = tuple(f"{path}{name}" for name in ("usageMetadata", "usage_metadata") for path in _AROUND)
 _SGLANG = ("meta_info", "response.meta_info", "out.meta_info")
 _FLAT = ("prompt_tokens", "input_tokens")
 _OUTPUT_NAMES = ("completion_tokens", "output_tokens")
-OUTPUTS = tuple(f"{path}{name}" for path in (*(f"{path}." for path in _PLACES), "") for name in _OUTPUT_NAMES)
+OUTPUTS = tuple(
+    f"{path}{name}" for path in (*(f"{path}." for path in _PLACES), "") for name in _OUTPUT_NAMES
+)
 _DIGITS_OF_COUNT = 10  # of a count
-_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")  # of which Anthropic's input_tokens has none
+_APART = (
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+)  # of which Anthropic's input_tokens has none
 _WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 
 
@@ -266,7 +333,8 @@ def usage_of(row: Row) -> Usage:
 
 
 def output_of_cloud(row: Row) -> int:
-    """Return the output that Gemini or Bedrock reports, whose names `OUTPUTS` does not have; 0 if none is."""
+    """Return the output that Gemini or Bedrock reports, whose names `OUTPUTS` does not have; 0 if
+    none is."""
     return int(np.nan_to_num(output_in(_reported(row))))
 
 
@@ -294,7 +362,8 @@ def is_of_cloud(counts: Mapping[str, Any]) -> bool:
 
 
 def usage_in(answer: Any) -> Any:
-    """Return the usage of an answer: of an object, or of a stream's events, of which later counts hold.
+    """Return the usage of an answer: of an object, or of a stream's events, of which later counts
+    hold.
 
     The events are a list, or a text with one of them a line.
     """
@@ -339,44 +408,63 @@ def counted(usage: Any) -> Usage:
     read, written = count_of(usage, "cache_read_input_tokens"), _created(usage)
     divided = [usage.get(f"{name}_tokens_details") for name in ("prompt", "input")]
     details = [count_of(counts, "cached_tokens") for counts in divided]
-    others = [count_of(usage, name) for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")]
+    others = [
+        count_of(usage, name)
+        for name in ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens")
+    ]
     cached = next((count for count in (*details, *others) if not np.isnan(count)), np.nan)
     prompt = count_of(usage, "prompt_tokens")
     if np.isnan(prompt) and "prompt_cache_miss_tokens" in usage:
-        prompt = count_of(usage, "prompt_cache_hit_tokens") + count_of(usage, "prompt_cache_miss_tokens")
+        prompt = count_of(usage, "prompt_cache_hit_tokens") + count_of(
+            usage, "prompt_cache_miss_tokens"
+        )
     in_details = (count_of(counts, name) for counts in divided for name in _WRITTEN)
     stored = next((count for count in in_details if not np.isnan(count)), written)
     if not np.isnan(prompt):
         return inclusive(prompt, read if np.isnan(cached) else cached, stored)
     prompt = count_of(usage, "input_tokens")
-    if "cache_creation" in usage and "cache_creation_input_tokens" not in usage and not np.isnan(written):
+    if (
+        "cache_creation" in usage
+        and "cache_creation_input_tokens" not in usage
+        and not np.isnan(written)
+    ):
         usage = {**usage, "cache_creation_input_tokens": written}
     if set(_APART) & set(usage) and np.isnan(details[1]):
         # an absent count of one of the two is none of the prompt, and a null one is unknown
-        parts_of_prompt = (count for name, count in zip(_APART, (read, written), strict=True) if name in usage)
+        parts_of_prompt = (
+            count for name, count in zip(_APART, (read, written), strict=True) if name in usage
+        )
         return Usage(prompt + sum(parts_of_prompt), read, written)
     return inclusive(prompt, cached, stored)
 
 
 def _created(usage: Mapping[str, Any]) -> float:
-    """Return tokens that Anthropic wrote into a cache: their sum, or the sum of those by the time that they stay."""
+    """Return tokens that Anthropic wrote into a cache: their sum, or the sum of those by the time
+    that they stay."""
     total = count_of(usage, "cache_creation_input_tokens")
-    by_time = [count_of(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens") for time in ("5m", "1h")]
+    by_time = [
+        count_of(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens")
+        for time in ("5m", "1h")
+    ]
     known = [count for count in by_time if not np.isnan(count)]
     return float(np.nanmax([total, sum(known)])) if known else total
 
 
 def inclusive(prompt: float, cached: float, created: float = np.nan) -> Usage:
-    """Return counts of which the first includes the others; parts beyond the prompt contradict that."""
+    """Return counts of which the first includes the others; parts beyond the prompt contradict
+    that."""
     if cached > prompt:
         return NOT_REPORTED
     return Usage(prompt, cached, np.nan if np.nansum((cached, created)) > prompt else created)
 
 
 def count_of(counts: Any, name: str) -> float:
-    """Return a count of an object, also from a text; NaN if it is missing or no possible number of tokens."""
+    """Return a count of an object, also from a text; NaN if it is missing or no possible number of
+    tokens."""
     value = counts.get(name) if isinstance(counts, dict) else None
-    if isinstance(value, str) and value.isdecimal() and len(value) <= _DIGITS_OF_COUNT:  # as databases export 64 bits
+    if (
+        isinstance(value, str) and value.isdecimal() and len(value) <= _DIGITS_OF_COUNT
+    ):  # as databases export 64 bits
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31:
         return np.nan
@@ -397,12 +485,19 @@ _GEMINI_PROMPT = ("promptTokenCount", "prompt_token_count")
 _GEMINI_CACHED = ("cachedContentTokenCount", "cached_content_token_count")
 _GEMINI_TOOLS = ("toolUsePromptTokenCount", "tool_use_prompt_token_count")
 _GEMINI_THOUGHTS = ("thoughtsTokenCount", "thoughts_token_count")
-_GEMINI_ANSWER = ("candidatesTokenCount", "candidates_token_count", "responseTokenCount", "response_token_count")
+_GEMINI_ANSWER = (
+    "candidatesTokenCount",
+    "candidates_token_count",
+    "responseTokenCount",
+    "response_token_count",
+)
 _GEMINI_TOTAL = ("totalTokenCount", "total_token_count")
 
 
 def _of_gemini(usage: Mapping[str, Any]) -> Usage:
-    prompt, cached, of_tools = (first_count(usage, *names) for names in (_GEMINI_PROMPT, _GEMINI_CACHED, _GEMINI_TOOLS))
+    prompt, cached, of_tools = (
+        first_count(usage, *names) for names in (_GEMINI_PROMPT, _GEMINI_CACHED, _GEMINI_TOOLS)
+    )
     return inclusive(prompt + np.nan_to_num(of_tools), float(np.nan_to_num(cached)))
 
 
@@ -413,12 +508,18 @@ def _of_gemini(usage: Mapping[str, Any]) -> Usage:
 
 _BEDROCK_PROMPT = ("inputTokens", "inputTokenCount")
 _BEDROCK_READ = ("cacheReadInputTokens", "cacheReadInputTokenCount")
-_BEDROCK_WRITTEN = ("cacheWriteInputTokens", "cacheWriteInputTokenCount", "cacheCreationInputTokens")
+_BEDROCK_WRITTEN = (
+    "cacheWriteInputTokens",
+    "cacheWriteInputTokenCount",
+    "cacheCreationInputTokens",
+)
 _BEDROCK_OUTPUT = ("outputTokens", "outputTokenCount")
 
 
 def _of_bedrock(usage: Mapping[str, Any]) -> Usage:
-    prompt, read, written = (first_count(usage, *names) for names in (_BEDROCK_PROMPT, _BEDROCK_READ, _BEDROCK_WRITTEN))
+    prompt, read, written = (
+        first_count(usage, *names) for names in (_BEDROCK_PROMPT, _BEDROCK_READ, _BEDROCK_WRITTEN)
+    )
     if "cachedInputTokens" in usage:
         return inclusive(prompt, count_of(usage, "cachedInputTokens"), written)
     return Usage(prompt + float(np.nansum((read, written))), read, written)
@@ -429,6 +530,8 @@ def output_in(usage: Any) -> float:
     if not isinstance(usage, dict) or not any(name in usage for name in _GEMINI_PROMPT):
         return first_count(usage, *_OUTPUT_NAMES, *_BEDROCK_OUTPUT)
     names = (_GEMINI_PROMPT, _GEMINI_TOOLS, _GEMINI_ANSWER, _GEMINI_THOUGHTS, _GEMINI_TOTAL)
-    prompt, of_tools, answer, thoughts, total = (float(np.nan_to_num(first_count(usage, *each))) for each in names)
+    prompt, of_tools, answer, thoughts, total = (
+        float(np.nan_to_num(first_count(usage, *each))) for each in names
+    )
     is_inside = total == prompt + of_tools + answer
     return answer if is_inside else answer + thoughts

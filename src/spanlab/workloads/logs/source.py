@@ -26,7 +26,8 @@ from spanlab.workloads.logs.rows import BadFieldError, Row, actual, parse_json
 from spanlab.workloads.logs.wrappers import unwrapped, without_prefix
 
 # ------------------------------------------------------------------------------
-# Input of log formats: files and folders, numbered lines, and what is refused, set aside or remarked.
+# Input of log formats: files and folders, numbered lines, and what is refused, set aside or
+# remarked.
 # ------------------------------------------------------------------------------
 
 T = TypeVar("T")
@@ -55,15 +56,18 @@ class LogFile:
     `piece`          tokens per piece, if the log has token ids or text
     `encode`         tokenises text
     `skips`          whether invalid lines are skipped; they are counted
-    `rows`           whether a row of a session is the whole prompt or the new tokens of a turn; auto: by its fields
+    `rows`           whether a row of a session is the whole prompt or the new tokens of a turn;
+                     auto: by its fields
     `line_bytes`     most bytes of a line
     `prompt_tokens`  most tokens of a prompt
     `notes`          caveats about the numbers; formats append to it
-    `unread`         bytes that were read or left out; a parser that counts nothing has read its whole line
+    `unread`         bytes that were read or left out; a parser that counts nothing has read its
+                     whole line
     `counters`       the server's own counters, if the log has readings of them
     `bodies`         BodyOptions, by which the bodies of requests are rendered; None: by default
     `prompts`        Prompts, to which the prompts of bodies are written; None: they are not wanted
-    `folder`         the folder whose files are read as one log, of which this is one; None if it is none
+    `folder`         the folder whose files are read as one log, of which this is one; None if it is
+                     none
     """
 
     path: Path
@@ -80,7 +84,9 @@ class LogFile:
     bodies: Any = None
     prompts: Any = None
     folder: Path | None = None
-    _bad: dict[str, str] = field(default_factory=dict)  # by field: what bad lines are called, with the first of them
+    _bad: dict[str, str] = field(
+        default_factory=dict
+    )  # by field: what bad lines are called, with the first of them
     _bad_files: Counter[str] = field(default_factory=Counter)
     _aside: Counter[str] = field(default_factory=Counter)
     _remarks: Counter[str] = field(default_factory=Counter)
@@ -91,7 +97,8 @@ class LogFile:
 
     @property
     def _requests(self) -> Path:
-        """The file, or requests.jsonl in a result folder of a vLLM benchmark, or the records of a run with one arm."""
+        """The file, or requests.jsonl in a result folder of a vLLM benchmark, or the records of a
+        run with one arm."""
         results = self.content.file / "requests.jsonl"
         if results.is_file():
             return results
@@ -104,14 +111,19 @@ class LogFile:
         return bool(self.unread.withheld) and self.unread.withheld == self.unread.requests
 
     def files(self, suffixes: tuple[str, ...] = (".jsonl",)) -> list[LogFile]:
-        """Return the files of a folder by path, with the notes and counts of this one; the file itself if it is one.
+        """Return the files of a folder by path, with the notes and counts of this one; the file
+        itself if it is one.
 
         What a file holds in memory stays there: read copies of them, as `map(replace, …)` gives.
         """
         if not self.content.file.is_dir():
             return [self]
         names = tuple(suffix + packed for suffix in suffixes for packed in _PACKED)
-        paths = sorted(path for path in self.content.file.rglob("*") if path.name.endswith(names) and path.is_file())
+        paths = sorted(
+            path
+            for path in self.content.file.rglob("*")
+            if path.name.endswith(names) and path.is_file()
+        )
         folder = self.content.file
         return [replace(self, path=path, content=Content(path), folder=folder) for path in paths]
 
@@ -126,7 +138,9 @@ class LogFile:
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield non-empty lines with their line numbers from 1."""
         with self.open() as file:
-            for number, line in enumerate(iter(partial(file.readline, self.line_bytes + 1), b""), 1):
+            for number, line in enumerate(
+                iter(partial(file.readline, self.line_bytes + 1), b""), 1
+            ):
                 if len(line) > self.line_bytes:
                     raise ValueError(f"{self.path}:{number}: {self._too_long('line')}")
                 if stripped := line.removeprefix(_BOM).strip():
@@ -140,7 +154,8 @@ class LogFile:
 
     @cached_property
     def document(self) -> list[Any] | None:
-        """Items of a file that is a JSON array, or a single JSON object over many lines; None if each line is a row."""
+        """Items of a file that is a JSON array, or a single JSON object over many lines; None if
+        each line is a row."""
         start = self.head.lstrip()
         first, _, others = start.partition(b"\n")
         is_object = start[:1] == b"{" and bool(others) and json_object(first) is None
@@ -159,7 +174,9 @@ class LogFile:
                 return None
             values = _values_in(text) if is_object else None
             if values is None:
-                raise ValueError(f"log={self.path}: expected one complete JSON value, but {error}") from error
+                raise ValueError(
+                    f"log={self.path}: expected one complete JSON value, but {error}"
+                ) from error
             return values
         return value if isinstance(value, list) else [value]
 
@@ -174,7 +191,8 @@ class LogFile:
         *,
         counts: bool = True,
     ) -> Iterator[T]:
-        """Yield what `parse` returns for each item and its number, except None; refuse items with an invalid field.
+        """Yield what `parse` returns for each item and its number, except None; refuse items with
+        an invalid field.
 
         `items`   numbered items; None: all lines of the file, or all items of a JSON document
         `counts`  whether an item that counts no bytes itself was read as one request
@@ -196,11 +214,14 @@ class LogFile:
                     yield entry
 
     def refuse(self, line: int, problem: str, size: int = 0) -> None:
-        """Report an invalid line of `size` bytes: count it by its field if lines are skipped, else raise ValueError."""
+        """Report an invalid line of `size` bytes: count it by its field if lines are skipped, else
+        raise ValueError."""
         is_line = self.__dict__.get("document") is None
         if not self.skips:
             position = f":{line}" if is_line else f": item {line}"
-            raise ValueError(f"{self.path}{position}: {problem}; workload.log.bad_lines=skip skips such lines")
+            raise ValueError(
+                f"{self.path}{position}: {problem}; workload.log.bad_lines=skip skips such lines"
+            )
         kind = re.sub(r"\[\d+\]", "[]", problem.partition(":")[0])
         position = f"{'line' if is_line else 'item'} {line}"
         if self.folder is not None:
@@ -209,7 +230,9 @@ class LogFile:
             position += f" of {name}"
         elif self.content.file.is_dir():
             position = f"request {line}"
-        self.unread.leave(self._bad.setdefault(kind, f"bad lines ({kind}, first in {position})"), size)
+        self.unread.leave(
+            self._bad.setdefault(kind, f"bad lines ({kind}, first in {position})"), size
+        )
 
     def set_aside(self, what: str, count: int = 1) -> None:
         """Count rows that are valid, but no part of any prompt; `what` is a plural."""
@@ -221,7 +244,8 @@ class LogFile:
         self._remarks[what] += 1
 
     def check_length(self, tokens: int, name: str) -> int:
-        """Return the tokens of a prompt; BadFieldError, naming a field, if they exceed the limit."""
+        """Return the tokens of a prompt; BadFieldError, naming a field, if they exceed the
+        limit."""
         if tokens > self.prompt_tokens:
             raise BadFieldError(
                 name,
@@ -245,15 +269,28 @@ class LogFile:
         """Return the notes of the formats, and what was set aside or left out."""
         aside = (f"not counted: {number:,} {what}" for what, number in self._aside.items())
         remarks = (f"{number:,} {what}" for what, number in self._remarks.items())
-        return (*dict.fromkeys(self.notes), *remarks, *aside, *self.unread.notes(), *self._bad_lines_by_file())
+        return (
+            *dict.fromkeys(self.notes),
+            *remarks,
+            *aside,
+            *self.unread.notes(),
+            *self._bad_lines_by_file(),
+        )
 
     def _bad_lines_by_file(self) -> tuple[str, ...]:
-        """Return the note about bad lines of the files of a folder, those with most of them first."""
+        """Return the note about bad lines of the files of a folder, those with most of them
+        first."""
         if not self._bad_files:
             return ()
-        named = [f"{name} ({number:,})" for name, number in self._bad_files.most_common(_NAMED_FILES)]
-        rest = self._bad_files.total() - sum(number for _, number in self._bad_files.most_common(_NAMED_FILES))
-        others = f" and {len(self._bad_files) - len(named):,} other files ({rest:,})" if rest else ""
+        named = [
+            f"{name} ({number:,})" for name, number in self._bad_files.most_common(_NAMED_FILES)
+        ]
+        rest = self._bad_files.total() - sum(
+            number for _, number in self._bad_files.most_common(_NAMED_FILES)
+        )
+        others = (
+            f" and {len(self._bad_files) - len(named):,} other files ({rest:,})" if rest else ""
+        )
         return (f"bad lines by file: {', '.join(named)}{others}",)
 
 
@@ -266,7 +303,8 @@ class LogFormat:
     `read`        yields the requests of a file
     `ids`         meaning of its ids; None: inferred from the ids
     `block`       returns the tokens per block if the log divides prompts into blocks, else None
-    `fields`      names of fields or columns that a row needs, for messages about logs of unknown format
+    `fields`      names of fields or columns that a row needs, for messages about logs of unknown
+                  format
     `marks`       sets of keys: a row that has all keys of one is of this format, and of no other
     """
 
@@ -280,7 +318,8 @@ class LogFormat:
 
 
 def _values_in(text: bytes) -> list[Any] | None:
-    """Return the JSON values of a text that stand one behind another, each over many lines; None if one is damaged."""
+    """Return the JSON values of a text that stand one behind another, each over many lines; None if
+    one is damaged."""
     decoder, values, offset = json.JSONDecoder(), list[Any](), 0
     try:
         decoded = text.removeprefix(_BOM).decode()
@@ -314,22 +353,30 @@ def head_rows(file: LogFile) -> list[dict[str, Any]]:
         return [unwrapped(item) for item in file.document[:1000] if isinstance(item, dict)]
     lines = file.head.splitlines(keepends=True)
     rows = [row for line in lines if (row := json_object(line)) is not None]
-    if not rows and file.head[:1] == b"{" and len(lines) == 1:  # a single line, longer than the head
+    if (
+        not rows and file.head[:1] == b"{" and len(lines) == 1
+    ):  # a single line, longer than the head
         rows = [json_object(next(file.lines())[1]) or {}]
     return rows
 
 
 def folder_has(
-    file: LogFile, recognises: Callable[[dict[str, Any]], bool], suffixes: tuple[str, ...] = (".jsonl",)
+    file: LogFile,
+    recognises: Callable[[dict[str, Any]], bool],
+    suffixes: tuple[str, ...] = (".jsonl",),
 ) -> bool:
-    """Return whether a file, or one of the first files of a folder, has a row that a format recognises."""
+    """Return whether a file, or one of the first files of a folder, has a row that a format
+    recognises."""
     is_folder = file.content.file.is_dir()
     first = map(replace, file.files(suffixes)[:_TRIED_FILES]) if is_folder else [file]
     return any(has_row(inner, recognises, in_folder=is_folder) for inner in first)
 
 
-def has_row(file: LogFile, recognises: Callable[[dict[str, Any]], bool], *, in_folder: bool) -> bool:
-    """Return whether a file has such a row; a file in a folder may be anything, also broken JSON."""
+def has_row(
+    file: LogFile, recognises: Callable[[dict[str, Any]], bool], *, in_folder: bool
+) -> bool:
+    """Return whether a file has such a row; a file in a folder may be anything, also broken
+    JSON."""
     try:
         rows = head_rows(file)
     except ValueError:
@@ -342,11 +389,15 @@ def has_row(file: LogFile, recognises: Callable[[dict[str, Any]], bool], *, in_f
 def by_time(
     files: Sequence[LogFile], read: Callable[[LogFile], Iterator[Timed]], names: Sequence[str]
 ) -> Iterator[tuple[LogFile, Timed]]:
-    """Yield what is read from several files, each in order of time, in order of time; what has no time comes at once.
+    """Yield what is read from several files, each in order of time, in order of time; what has no
+    time comes at once.
 
     `names`  fields of a row with its time; a file is opened when its first time has come
     """
-    waiting = sorted(((_first_time(replace(file), names), number) for number, file in enumerate(files)), reverse=True)
+    waiting = sorted(
+        ((_first_time(replace(file), names), number) for number, file in enumerate(files)),
+        reverse=True,
+    )
     heap: list[tuple[float, int, Timed, Iterator[Timed]]] = []
     opened: dict[int, LogFile] = {}
 
@@ -388,7 +439,8 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 
 
 def parse_object(item: Any, loads: Callable[[bytes], Any] = orjson.loads) -> Row:
-    """Parse a line that is a JSON object, or take an item of a document; raise BadFieldError for any other."""
+    """Parse a line that is a JSON object, or take an item of a document; raise BadFieldError for
+    any other."""
     row = item
     if isinstance(item, bytes):
         try:
@@ -398,18 +450,26 @@ def parse_object(item: Any, loads: Callable[[bytes], Any] = orjson.loads) -> Row
     if isinstance(row, dict):
         row = unwrapped(row)
     else:
-        raise BadFieldError("line", f"a JSON object{actual(item.decode() if isinstance(item, bytes) else item)}")
+        raise BadFieldError(
+            "line", f"a JSON object{actual(item.decode() if isinstance(item, bytes) else item)}"
+        )
     return Row(row)
 
 
-def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[LogFile], Iterator[Entry]]:
-    """Return a reader of JSON lines; `parse` gets object, line number and file, and returns None to skip a line."""
+def json_lines(
+    parse: Callable[[Row, int, LogFile], Entry | None],
+) -> Callable[[LogFile], Iterator[Entry]]:
+    """Return a reader of JSON lines; `parse` gets object, line number and file, and returns None to
+    skip a line."""
     return lambda file: file.parsed(lambda line, number: parse(parse_object(line), number, file))
 
 
 def lengths_only(tokens: int, number: int, at: float | None, output: int) -> Entry:
-    """Return request `number` with known lengths only: a single piece, different from all others."""
-    return Entry(np.array([number], dtype=np.int64), np.array([tokens], dtype=np.int64), number, at, output)
+    """Return request `number` with known lengths only: a single piece, different from all
+    others."""
+    return Entry(
+        np.array([number], dtype=np.int64), np.array([tokens], dtype=np.int64), number, at, output
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -461,7 +521,9 @@ LOG_FORMATS: Registry[LogFormat] = Registry(
 #: Texts that are no log of requests: what they are called, and how they are known.
 _UNREAD_TEXT: dict[str, re.Pattern[bytes]] = {
     "a console log of vLLM": re.compile(rb"Received request |Avg prompt throughput"),
-    "a console log of SGLang without token ids": re.compile(rb"Prefill batch|Decode batch|Receive: obj="),
+    "a console log of SGLang without token ids": re.compile(
+        rb"Prefill batch|Decode batch|Receive: obj="
+    ),
     "a console log of LMCache": re.compile(rb"LMCache.*hit tokens"),
     "a scrape of /metrics": re.compile(rb"^(# (HELP|TYPE) |(vllm|sglang):\w+)", re.MULTILINE),
     "a zip archive, which has to be unpacked": re.compile(rb"\APK\x03\x04"),
@@ -470,7 +532,8 @@ _UNREAD_TEXT: dict[str, re.Pattern[bytes]] = {
 
 
 def detect_format(file: LogFile) -> tuple[str, LogFormat]:
-    """Return the first format that matches a file, with its name; ValueError names the nearest one if none matches.
+    """Return the first format that matches a file, with its name; ValueError names the nearest one
+    if none matches.
 
     A file whose rows have marks of formats is of one of these, or of none.
     """
@@ -487,7 +550,9 @@ def detect_format(file: LogFile) -> tuple[str, LogFormat]:
             return name, log_format
     problem = _nearest(file)
     for name, mark in marked.items():
-        problem = f"rows with {' and '.join(mark)} are of {name}, and none is {formats[name].looks_for}"
+        problem = (
+            f"rows with {' and '.join(mark)} are of {name}, and none is {formats[name].looks_for}"
+        )
     raise ValueError(
         f"log={file.path}: expected a log of a known format; {problem}; docs/logs.md describes all formats"
     )
@@ -506,17 +571,30 @@ def _nearest(file: LogFile) -> str:
         return "this looks like a result of vllm bench forward, which has steps and no requests: twin.forward reads it"
     header = file.head.partition(b"\n")[0].decode(errors="replace").strip()
     if header[:1] in ("{", "[") and not any(row.fields for row in rows):
-        return "line 1 begins like JSON and is no complete JSON value, and neither is the whole file"
+        return (
+            "line 1 begins like JSON and is no complete JSON value, and neither is the whole file"
+        )
     columns = {key for row in rows for key in row.fields} or set(header.split(","))
-    formats = {name: fields for name in LOG_FORMATS if (fields := LOG_FORMATS.make(name, {}, {}).fields)}
-    shares = {name: sum(field in columns for field in fields) / len(fields) for name, fields in formats.items()}
+    formats = {
+        name: fields for name in LOG_FORMATS if (fields := LOG_FORMATS.make(name, {}, {}).fields)
+    }
+    shares = {
+        name: sum(field in columns for field in fields) / len(fields)
+        for name, fields in formats.items()
+    }
     name = max(shares, key=lambda name: shares[name])
     if shares[name]:
         missing = [field for field in formats[name] if field not in columns]
-        lacks = f"whose {' and '.join(missing)} is missing" if missing else "whose fields have other content"
+        lacks = (
+            f"whose {' and '.join(missing)} is missing"
+            if missing
+            else "whose fields have other content"
+        )
         return f"the nearest is {name}, {lacks}"
     if not rows:
-        kind = "binary data" if b"\0" in file.head else "text that is neither JSON nor a known table"
+        kind = (
+            "binary data" if b"\0" in file.head else "text that is neither JSON nor a known table"
+        )
         return f"the file begins with {kind}"
     return f"no format has rows with the fields {', '.join(sorted(columns)[:5])[:80]}"
 
@@ -535,8 +613,11 @@ def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
         return False
 
 
-def csv_rows(parse: Callable[[Row, int], T], columns: tuple[str, ...]) -> Callable[[LogFile], Iterator[T]]:
-    """Return a reader of CSV with a header; `parse` gets a row as a mapping by column, and its line number.
+def csv_rows(
+    parse: Callable[[Row, int], T], columns: tuple[str, ...]
+) -> Callable[[LogFile], Iterator[T]]:
+    """Return a reader of CSV with a header; `parse` gets a row as a mapping by column, and its line
+    number.
 
     `columns`  columns that the header may not repeat
     """

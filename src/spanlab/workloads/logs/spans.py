@@ -1,6 +1,7 @@
 """Calls of models as spans of traces: OpenTelemetry, Langfuse and LiteLLM.
 
-A file is read twice: first for the times and the tree of its calls, then for their prompts, one at a time.
+A file is read twice: first for the times and the tree of its calls, then for their prompts, one at
+a time.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Span:
     missing: str = WITHHELD
 
 
-#: Returns the spans of an item of a file; a span with an invalid field is refused through the last argument.
+#: Returns the spans of an item of a file; a span with an invalid field is refused through the last
+#: argument.
 SpansOf = Callable[[Row, "Refuse"], Iterator[Span]]
 Refuse = Callable[[str], None]
 
@@ -70,7 +72,9 @@ Refuse = Callable[[str], None]
 class _Tree:
     """Times and parents of the spans of a file, and the calls around others."""
 
-    spans: dict[tuple[str, str], tuple[str | None, float | None, float, bool]] = field(default_factory=dict)
+    spans: dict[tuple[str, str], tuple[str | None, float | None, float, bool]] = field(
+        default_factory=dict
+    )
     order: list[float] = field(default_factory=list)
     has_batches: bool = False  # whether an item has several calls
     wrappers: set[tuple[str, str]] = field(default_factory=set)
@@ -100,16 +104,21 @@ class _Tree:
 
     @property
     def is_sorted(self) -> bool:
-        return all(first <= second for first, second in zip(self.order, self.order[1:], strict=False))
+        return all(
+            first <= second for first, second in zip(self.order, self.order[1:], strict=False)
+        )
 
 
 def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[Entry]]:
-    """Return a reader of spans; `around` says what becomes of calls around others: leave, or a note."""
+    """Return a reader of spans; `around` says what becomes of calls around others: leave, or a
+    note."""
 
     def entries(file: LogFile) -> Iterator[Entry]:
         tree = _Tree(has_batches=file.content.file.is_dir())
         for inner in map(replace, file.files(SUFFIXES)):
-            for spans in inner.parsed(lambda item, _: [*spans_of(parse_object(item), _ignore)], counts=False):
+            for spans in inner.parsed(
+                lambda item, _: [*spans_of(parse_object(item), _ignore)], counts=False
+            ):
                 tree.has_batches |= sum(span.is_call for span in spans) > 1
                 for span in spans:
                     tree.add(span)
@@ -118,7 +127,9 @@ def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[E
         file.start_over()
         requests = _Requests(file, tree, around).entries(spans_of)
         yield from _with_waits(
-            requests if tree.is_sorted else iter(sorted(requests, key=lambda entry: entry.at or 0.0))
+            requests
+            if tree.is_sorted
+            else iter(sorted(requests, key=lambda entry: entry.at or 0.0))
         )
 
     return entries
@@ -129,7 +140,8 @@ def _ignore(problem: str) -> None:
 
 
 def _with_waits(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Yield requests in order of time with the wait since the latest call of their session that had ended."""
+    """Yield requests in order of time with the wait since the latest call of their session that had
+    ended."""
     ended: dict[Any, float] = {}
     running: dict[Any, list[float]] = {}
     for entry in entries:
@@ -162,10 +174,14 @@ class _Requests:
             def parse(item: Any, line: int, inner: LogFile = inner) -> list[Entry]:
                 size = len(item) if isinstance(item, bytes) else 0
                 requests = []
-                for span in spans_of(parse_object(item), lambda problem: inner.refuse(line, problem, size)):
+                for span in spans_of(
+                    parse_object(item), lambda problem: inner.refuse(line, problem, size)
+                ):
                     self._number += span.is_call
                     try:
-                        if (entry := self._entry(span, self._number if is_batch else line)) is not None:
+                        if (
+                            entry := self._entry(span, self._number if is_batch else line)
+                        ) is not None:
                             requests.append(entry)
                     except BadFieldError as error:
                         inner.refuse(line, f"{span.path}{error}", size)
@@ -234,8 +250,20 @@ class _Requests:
 # tells whether one includes the others.
 # ------------------------------------------------------------------------------
 
-_ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant", "function": "tool"}
-_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function": "tool",
+}
+_ITEMS = (
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
 
 
 #: Keys of a body beside its messages that a prompt has.
@@ -255,7 +283,8 @@ def unpacked(value: Any) -> Any:
 
 
 def body_of(value: Any) -> dict[str, Any] | None:
-    """Return the body of a request from what a call got as its input; None for nothing, or for JSON that is cut."""
+    """Return the body of a request from what a call got as its input; None for nothing, or for JSON
+    that is cut."""
     value = unpacked(value)
     if value is None or value in ("", [], {}):
         return None
@@ -292,8 +321,12 @@ def message_of(value: Any) -> dict[str, Any]:
     role = value.get("role") or value.get("type")
     role = role if isinstance(role, str) and role != "message" else "user"
     extra = value.get("additional_kwargs")
-    calls = value.get("tool_calls") or (extra.get("tool_calls") if isinstance(extra, dict) else None)
-    content = next((value[name] for name in ("parts", "content", "text") if value.get(name) is not None), None)
+    calls = value.get("tool_calls") or (
+        extra.get("tool_calls") if isinstance(extra, dict) else None
+    )
+    content = next(
+        (value[name] for name in ("parts", "content", "text") if value.get(name) is not None), None
+    )
     message: dict[str, Any] = {"role": _ROLES.get(role, role), "content": content_of(content)}
     if calls:
         message["tool_calls"] = unpacked(calls)
@@ -324,10 +357,25 @@ def _block(block: Any) -> Any:
     if kind == "reasoning" and isinstance(block.get("content"), str):
         return {"type": "thinking", "thinking": block["content"]}
     if kind in ("tool_call", "tool-call"):
-        name, inputs = block.get("name", block.get("toolName")), block.get("arguments", block.get("input"))
-        return {"type": "tool_use", "id": block.get("id", block.get("toolCallId")), "name": name, "input": inputs}
+        name, inputs = (
+            block.get("name", block.get("toolName")),
+            block.get("arguments", block.get("input")),
+        )
+        return {
+            "type": "tool_use",
+            "id": block.get("id", block.get("toolCallId")),
+            "name": name,
+            "input": inputs,
+        }
     if kind in ("tool_call_response", "tool-result"):
-        answer = next((block[name] for name in ("response", "result", "output") if block.get(name) is not None), "")
+        answer = next(
+            (
+                block[name]
+                for name in ("response", "result", "output")
+                if block.get(name) is not None
+            ),
+            "",
+        )
         name = block.get("id", block.get("toolCallId"))
         return {
             "type": "tool_result",
@@ -338,7 +386,14 @@ def _block(block: Any) -> Any:
 
 
 def divided(
-    prompt: float, cached: float, created: float, output: float, total: float, *, includes: bool, thoughts: float = 0.0
+    prompt: float,
+    cached: float,
+    created: float,
+    output: float,
+    total: float,
+    *,
+    includes: bool,
+    thoughts: float = 0.0,
 ) -> tuple[Usage, float]:
     """Return usage and output tokens from counts of which the sum `total` tells what includes what.
 

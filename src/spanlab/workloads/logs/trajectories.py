@@ -1,4 +1,5 @@
-"""Whole conversations of agents and of chats, in which each answer is a request, and traces of their calls."""
+"""Whole conversations of agents and of chats, in which each answer is a request, and traces of
+their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from spanlab.workloads.logs.formats import block_keys, find_block_size
 from spanlab.workloads.logs.log import Entry, Ids, block_lengths, salt_keys
 from spanlab.workloads.logs.observed import NOT_REPORTED, Moments, Usage
 from spanlab.workloads.logs.rendering import BodyReader
-from spanlab.workloads.logs.rows import BadFieldError, Row, actual, count_of, counted, identity_of, output_in
+from spanlab.workloads.logs.rows import (
+    BadFieldError,
+    Row,
+    actual,
+    count_of,
+    counted,
+    identity_of,
+    output_in,
+)
 from spanlab.workloads.logs.source import (
     LOG_FORMATS,
     LogFile,
@@ -54,15 +63,20 @@ class _Requests:
     file: LogFile
     _number: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
-    _records: dict[bytes, set[object]] = field(default_factory=dict)  # names of records, by their content
+    _records: dict[bytes, set[object]] = field(
+        default_factory=dict
+    )  # names of records, by their content
     _calls: dict[bytes, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._reader = BodyReader(self.file)
 
     def is_copy(self, row: Row, name: object) -> bool:
-        """Return whether an earlier record had the same id and content; a record without an id is never a copy."""
-        content = blake2b(orjson.dumps(row.fields, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+        """Return whether an earlier record had the same id and content; a record without an id is
+        never a copy."""
+        content = blake2b(
+            orjson.dumps(row.fields, option=orjson.OPT_SORT_KEYS), digest_size=16
+        ).digest()
         names = self._records.setdefault(content, set())
         is_alike, is_copy = bool(names), name is not None and name in names
         names.add(name)
@@ -76,7 +90,9 @@ class _Requests:
         """Return the request of a call of a record, which is known by `record`."""
         self._number += 1
         if call.record is None:
-            call_bytes = orjson.dumps((session, call.body, call.answer), option=orjson.OPT_SORT_KEYS)
+            call_bytes = orjson.dumps(
+                (session, call.body, call.answer), option=orjson.OPT_SORT_KEYS
+            )
             first = self._calls.setdefault(blake2b(call_bytes, digest_size=16).digest(), record)
             if first != record:
                 self.file.remark(ALIKE_CALLS)
@@ -105,7 +121,9 @@ class _Requests:
 
 COPIES = "records that repeat an earlier one, with its id"
 ALIKE = "records that equal an earlier one count, since they have no id or another one"
-ALIKE_CALLS = "calls that equal one of another record with the same id count, since calls have no ids"
+ALIKE_CALLS = (
+    "calls that equal one of another record with the same id count, since calls have no ids"
+)
 NUMBERED = "several calls stand in one line or file: requests are numbered by their order"
 
 
@@ -126,7 +144,8 @@ OTHER_ROLES = "messages of the role exit, which are not sent"
 
 @LOG_FORMATS.register("trajectory")
 def trajectory() -> LogFormat:
-    """A trajectory of SWE-agent or mini-swe-agent, lines of them, or a folder; one request per call of the model."""
+    """A trajectory of SWE-agent or mini-swe-agent, lines of them, or a folder; one request per call
+    of the model."""
     return LogFormat(
         looks_for="JSON with trajectory and history or info, or with messages and info, or a folder of such files",
         recognises=lambda file: folder_has(file, _is_trajectory, _ENDINGS),
@@ -142,11 +161,15 @@ def trajectory() -> LogFormat:
 
 def _is_trajectory(row: dict[str, Any]) -> bool:
     if isinstance(row.get("attempts"), list):
-        return any(isinstance(attempt, dict) and _is_trajectory(attempt) for attempt in row["attempts"])
+        return any(
+            isinstance(attempt, dict) and _is_trajectory(attempt) for attempt in row["attempts"]
+        )
     if isinstance(row.get("trajectory"), list):
         return True
     info = row.get("info")
-    return isinstance(row.get("messages"), list) and isinstance(info, dict) and "model_stats" in info
+    return (
+        isinstance(row.get("messages"), list) and isinstance(info, dict) and "model_stats" in info
+    )
 
 
 def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
@@ -167,7 +190,9 @@ def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
             if requests.is_copy(row, given):
                 return []
             name = str(given or f"{inner.path.stem} {line}")
-            return [requests.entry(call, name, f"{inner.path} {line}") for call in _calls_of(row, file)]
+            return [
+                requests.entry(call, name, f"{inner.path} {line}") for call in _calls_of(row, file)
+            ]
 
         for entries in inner.parsed(parse, counts=False):
             for entry in entries:
@@ -177,7 +202,9 @@ def _trajectory_entries(file: LogFile) -> Iterator[Entry]:
                     from_first_time.append(entry)
     times = [entry.at for entry in from_first_time if entry.at is not None]
     has_all = len(times) == len(from_first_time)
-    yield from sorted(from_first_time, key=lambda entry: entry.at or 0.0) if has_all else from_first_time
+    yield from (
+        sorted(from_first_time, key=lambda entry: entry.at or 0.0) if has_all else from_first_time
+    )
 
 
 def _calls_of(row: Row, file: LogFile) -> Iterator[_Call]:
@@ -188,12 +215,15 @@ def _calls_of(row: Row, file: LogFile) -> Iterator[_Call]:
     calls = [*(_mini_calls(row, file) if row.get("trajectory") is None else _steps(row, file))]
     beyond = count_of(row.get("info.model_stats"), "api_calls") - len(calls)
     if beyond > 0:
-        file.set_aside("calls that model_stats counts beyond those of the trajectories", int(beyond))
+        file.set_aside(
+            "calls that model_stats counts beyond those of the trajectories", int(beyond)
+        )
     yield from calls
 
 
 def _steps(row: Row, file: LogFile) -> Iterator[_Call]:
-    """Yield the calls of SWE-agent: the queries of its steps, or else the answers in its history."""
+    """Yield the calls of SWE-agent: the queries of its steps, or else the answers in its
+    history."""
     steps = _objects(row.get("trajectory"), "trajectory")
     if steps and all("role" in step for step in steps):
         yield from _answers(steps, "trajectory", file)
@@ -207,7 +237,11 @@ def _steps(row: Row, file: LogFile) -> Iterator[_Call]:
         query = _objects(step.get("query") or [], f"trajectory[{index}].query")
         messages = [_cleaned(message) for message in query if message]
         if messages:
-            yield _Call({"messages": messages}, str(step.get("response") or step.get("thought") or ""), wait=wait)
+            yield _Call(
+                {"messages": messages},
+                str(step.get("response") or step.get("thought") or ""),
+                wait=wait,
+            )
         else:
             file.set_aside(STEPS)
         wait = Row(step).duration("execution_time") or 0.0
@@ -216,7 +250,8 @@ def _steps(row: Row, file: LogFile) -> Iterator[_Call]:
 def _answers(
     messages: list[dict[str, Any]], name: str, file: LogFile, waits: list[float] | None = None
 ) -> Iterator[_Call]:
-    """Yield a call for each answer of the model in a history, apart from those of demonstrations."""
+    """Yield a call for each answer of the model in a history, apart from those of
+    demonstrations."""
     before: list[dict[str, Any]] = []
     number = 0
     for index, message in enumerate(messages):
@@ -233,7 +268,11 @@ def _answers(
 
 
 def _call_of(
-    message: dict[str, Any], cleaned: dict[str, Any], before: list[dict[str, Any]], path: str, wait: float = 0.0
+    message: dict[str, Any],
+    cleaned: dict[str, Any],
+    before: list[dict[str, Any]],
+    path: str,
+    wait: float = 0.0,
 ) -> _Call:
     """Return the call that a message answers, with the usage and the time in its field `extra`."""
     row = Row(message)
@@ -257,7 +296,8 @@ def _call_of(
 
 
 def _mini_calls(row: Row, file: LogFile) -> Iterator[_Call]:
-    """Yield the calls of mini-swe-agent: answers in its messages, or whole responses of /v1/responses."""
+    """Yield the calls of mini-swe-agent: answers in its messages, or whole responses of
+    /v1/responses."""
     messages = _objects(row.get("messages"), "messages")
     if not any(message.get("object") == "response" for message in messages):
         yield from _timed(_answers(messages, "messages", file), messages)
@@ -269,11 +309,15 @@ def _mini_calls(row: Row, file: LogFile) -> Iterator[_Call]:
                 file.set_aside(OTHER_ROLES)
             else:
                 is_item = message.get("type") not in (None, "message")
-                known: dict[str, Any] = {key: message[key] for key in ("type", "call_id", "output") if key in message}
+                known: dict[str, Any] = {
+                    key: message[key] for key in ("type", "call_id", "output") if key in message
+                }
                 items.append(known if is_item else {"type": "message", **message_of(message)})
             continue
         output = _objects(message.get("output"), "messages[].output")
-        call = _call_of(message, {"role": "assistant", "content": as_json(output)}, [], "messages[].")
+        call = _call_of(
+            message, {"role": "assistant", "content": as_json(output)}, [], "messages[]."
+        )
         yield replace(call, body={"input": list(items)})
         items.extend(output)
 
@@ -300,12 +344,19 @@ def _time_of(message: dict[str, Any]) -> float | None:
 def _cleaned(message: dict[str, Any]) -> dict[str, Any]:
     """Return what of a message is sent; the rest says what the agent made of it."""
     ids = message.get("tool_call_ids")
-    named = {"tool_call_id": ids[0]} if isinstance(ids, list) and ids and not message.get("tool_call_id") else {}
+    named = (
+        {"tool_call_id": ids[0]}
+        if isinstance(ids, list) and ids and not message.get("tool_call_id")
+        else {}
+    )
     cleaned = message_of(message | named)
     thoughts = message.get("thinking_blocks")
     if isinstance(thoughts, list) and thoughts:
         content = cleaned["content"]
-        cleaned["content"] = [*thoughts, *(content if isinstance(content, list) else [content] if content else [])]
+        cleaned["content"] = [
+            *thoughts,
+            *(content if isinstance(content, list) else [content] if content else []),
+        ]
     return cleaned
 
 
@@ -357,7 +408,12 @@ def sharegpt() -> LogFormat:
 def _turns_of(row: dict[str, Any]) -> tuple[str, list[Any]] | None:
     for name in _LISTS:
         turns = unpacked(row.get(name))
-        if isinstance(turns, list) and turns and isinstance(turns[0], dict) and {"from", "role"} & turns[0].keys():
+        if (
+            isinstance(turns, list)
+            and turns
+            and isinstance(turns[0], dict)
+            and {"from", "role"} & turns[0].keys()
+        ):
             return name, turns
     return None
 
@@ -372,7 +428,10 @@ def _sharegpt_entries(file: LogFile) -> Iterator[Entry]:
         if requests.is_copy(row, name):
             return []
         calls = _turn_calls(row, file)
-        return [requests.entry(call, f"{line}" if name is None else f"{line} {name}", line) for call in calls]
+        return [
+            requests.entry(call, f"{line}" if name is None else f"{line} {name}", line)
+            for call in calls
+        ]
 
     for entries in file.parsed(parse, counts=False):
         yield from entries
@@ -385,7 +444,9 @@ def _turn_calls(row: Row, file: LogFile) -> list[_Call]:
         if row.fields.get(name) == []:
             file.set_aside("conversations without turns")
             return []
-        raise BadFieldError(name, f"a list of turns with from and value{actual(row.fields.get(name))}")
+        raise BadFieldError(
+            name, f"a list of turns with from and value{actual(row.fields.get(name))}"
+        )
     name, turns = listed
     system = row.get("system", "system_prompt")
     before = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
@@ -411,7 +472,9 @@ def _turn(turn: Any, path: str) -> tuple[str, str]:
     speaker, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
     role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        raise BadFieldError(f"{path}.from", f"human, gpt, system, tool or another known speaker{actual(speaker)}")
+        raise BadFieldError(
+            f"{path}.from", f"human, gpt, system, tool or another known speaker{actual(speaker)}"
+        )
     if content is None and "text" in turn:
         content = turn["text"]
     if not isinstance(content, str):
@@ -432,7 +495,8 @@ TRIGGERS = ("completion", "dispatch")
 
 @LOG_FORMATS.register("agentic_mooncake")
 def agentic_mooncake() -> LogFormat:
-    """One call per line with its session and the calls that it waits for; the second version begins with a header."""
+    """One call per line with its session and the calls that it waits for; the second version begins
+    with a header."""
     return LogFormat(
         looks_for=f"JSONL with the schema {SCHEMA}, or with request_id, hash_ids and wait_for",
         recognises=_recognises,
@@ -453,7 +517,11 @@ def _recognises(file: LogFile) -> bool:
 
 def _block_size(file: LogFile) -> int:
     header = Row(first_row(file))
-    return header_count(file, header, "block_size") if "schema" in header.fields else find_block_size(file)
+    return (
+        header_count(file, header, "block_size")
+        if "schema" in header.fields
+        else find_block_size(file)
+    )
 
 
 @dataclass
@@ -481,7 +549,9 @@ class _Calls:
         tokens = file.check_length(row.count("input_length", "input_tokens"), "input_length")
         keys, lengths = block_keys(row), block_lengths(tokens, self.size)
         if len(keys) != len(lengths):
-            raise BadFieldError("hash_ids", f"{len(lengths)} ids for {tokens} tokens, not {len(keys)}")
+            raise BadFieldError(
+                "hash_ids", f"{len(lengths)} ids for {tokens} tokens, not {len(keys)}"
+            )
         after, wait = self._waits(row, file)
         at = row.seconds("timestamp", "created_time", scale=1e-3)
         if at is None:
@@ -506,7 +576,8 @@ class _Calls:
         )
 
     def _waits(self, row: Row, file: LogFile) -> tuple[tuple[Hashable, ...], float]:
-        """Return the calls that a call waits for, and the seconds from the end of the last of them."""
+        """Return the calls that a call waits for, and the seconds from the end of the last of
+        them."""
         listed = row.get("dependencies")
         if listed is None:
             named = row.get("wait_for")
@@ -525,19 +596,26 @@ class _Calls:
         for index, entry in enumerate(map(Row, listed)):
             name = entry.label("request_id")
             if name is None:
-                raise BadFieldError(f"dependencies[{index}].request_id", "a text, and it is missing")
+                raise BadFieldError(
+                    f"dependencies[{index}].request_id", "a text, and it is missing"
+                )
             trigger = entry.get("trigger")
             if trigger not in TRIGGERS:
-                raise BadFieldError(f"dependencies[{index}].trigger", f"{' or '.join(TRIGGERS)}{actual(trigger)}")
+                raise BadFieldError(
+                    f"dependencies[{index}].trigger", f"{' or '.join(TRIGGERS)}{actual(trigger)}"
+                )
             if trigger == "dispatch":
-                file.set_aside("calls that wait for the start of others, which counts as a wait for their end")
+                file.set_aside(
+                    "calls that wait for the start of others, which counts as a wait for their end"
+                )
             after.append(name)
             wait = max(wait, entry.duration("delay_ms", scale=1e-3) or 0.0)
         return tuple(after), wait
 
 
 def _read_entries(file: LogFile) -> Iterator[Entry]:
-    """Yield the calls by time; they are in memory, since rows of different sessions follow each other."""
+    """Yield the calls by time; they are in memory, since rows of different sessions follow each
+    other."""
     try:
         size = _block_size(file)
     except BadFieldError as error:

@@ -44,12 +44,15 @@ from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat
 
 _EVENTS_FOR_GROUP = 1000
 _SEQUENCE_BYTES = 8
-_PAYLOAD = re.compile(rb"(?=[\x92\x93](\xcb|\xca))")  # a list of two or three elements, of which the first is a number
+_PAYLOAD = re.compile(
+    rb"(?=[\x92\x93](\xcb|\xca))"
+)  # a list of two or three elements, of which the first is a number
 _FIRST_ARRAY = 0x80  # bytes from here on begin no text
 
 
 class _Message(NamedTuple):
-    """One message of the server of `size` bytes; `sequence` is its number in the stream, if the capture has it."""
+    """One message of the server of `size` bytes; `sequence` is its number in the stream, if the
+    capture has it."""
 
     number: int
     content: Any
@@ -72,17 +75,22 @@ class _Counting:
 
 
 def _recognises(file: LogFile) -> bool:
-    has_event = any(name.encode() in file.head for name in TYPES) and _PAYLOAD.search(file.head) is not None
+    has_event = (
+        any(name.encode() in file.head for name in TYPES) and _PAYLOAD.search(file.head) is not None
+    )
     return has_event or MARK.encode() in file.head[: len(MARK) + _SEQUENCE_BYTES]
 
 
 def _messages(file: LogFile) -> Iterator[_Message]:
-    """Yield the messages of a capture; ValueError, naming the position, where it is damaged or ends in a message."""
+    """Yield the messages of a capture; ValueError, naming the position, where it is damaged or ends
+    in a message."""
     import msgpack
 
     with file.open() as opened:
         reader, frame_bytes = _Counting(opened), _frame_bytes(file.head)
-        unpacker = msgpack.Unpacker(reader, strict_map_key=False, max_buffer_size=file.line_bytes, **LIMITS)
+        unpacker = msgpack.Unpacker(
+            reader, strict_map_key=False, max_buffer_size=file.line_bytes, **LIMITS
+        )
         for number in count(1):
             position = unpacker.tell()
             try:
@@ -98,7 +106,9 @@ def _messages(file: LogFile) -> Iterator[_Message]:
             if content is None:
                 left = reader.total - position
                 if left and file.skips:
-                    file.unread.leave(f"the bytes of message {number}, within which the capture ends", left)
+                    file.unread.leave(
+                        f"the bytes of message {number}, within which the capture ends", left
+                    )
                 elif left:
                     raise ValueError(
                         f"log={file.path}: expected complete messages, but it ends within message {number}, which "
@@ -108,17 +118,23 @@ def _messages(file: LogFile) -> Iterator[_Message]:
                 return
             size = unpacker.tell() - position
             if frame_bytes:
-                topic, sequence = frame[:-_SEQUENCE_BYTES], int.from_bytes(frame[-_SEQUENCE_BYTES:], "big")
+                topic, sequence = (
+                    frame[:-_SEQUENCE_BYTES],
+                    int.from_bytes(frame[-_SEQUENCE_BYTES:], "big"),
+                )
                 yield _Message(number, content, size, topic, sequence)
             elif message := _unframed(content, number, size, file):
                 yield message
 
 
 def _frame_bytes(head: bytes) -> int:
-    """Return the bytes of topic and number before each payload; 0 if the capture has no such frames."""
+    """Return the bytes of topic and number before each payload; 0 if the capture has no such
+    frames."""
     import msgpack
 
-    for start in (match.start() for match in _PAYLOAD.finditer(head)) if head[0] < _FIRST_ARRAY else ():
+    for start in (
+        (match.start() for match in _PAYLOAD.finditer(head)) if head[0] < _FIRST_ARRAY else ()
+    ):
         unpacker = msgpack.Unpacker(strict_map_key=False, **LIMITS)
         unpacker.feed(head[start:])
         try:
@@ -133,7 +149,8 @@ def _frame_bytes(head: bytes) -> int:
 
 
 def _unframed(content: Any, number: int, size: int, file: LogFile) -> _Message | None:
-    """Return a batch, also out of a list of its frames; None for damaged frames, and for records without a batch."""
+    """Return a batch, also out of a list of its frames; None for damaged frames, and for records
+    without a batch."""
     if isinstance(content, dict) and (MARK in content or isinstance(content.get(METRICS), dict)):
         readings = Row(content.get(METRICS) or {})
         file.counters.add(readings.number(QUERIES, most=1e18), readings.number(HITS, most=1e18))
@@ -145,15 +162,22 @@ def _unframed(content: Any, number: int, size: int, file: LogFile) -> _Message |
         sequence = int.from_bytes(sequence, "big") if isinstance(sequence, bytes) else int(sequence)
         content = unpacked(payload)
     except (ValueError, TypeError) as error:
-        problem = str(error) if isinstance(error, ValueError) else f"batch: expected a number as second frame ({error})"
+        problem = (
+            str(error)
+            if isinstance(error, ValueError)
+            else f"batch: expected a number as second frame ({error})"
+        )
         file.refuse(number, problem, size)
         return None
-    return _Message(number, content, size, topic if isinstance(topic, bytes) else str(topic).encode(), sequence)
+    return _Message(
+        number, content, size, topic if isinstance(topic, bytes) else str(topic).encode(), sequence
+    )
 
 
 @dataclass
 class _Step:
-    """A batch in the order of its rank: `number` is that of its message, `position` counts the batches of the rank."""
+    """A batch in the order of its rank: `number` is that of its message, `position` counts the
+    batches of the rank."""
 
     number: int
     position: int
@@ -179,13 +203,17 @@ def _steps(file: LogFile) -> Iterator[_Step]:
         yield _Step(message.number, positions[batch.rank], batch, sequences.restarted)
     if sequences.lost:
         arrived = positions.total()
-        file.unread.leave("lost messages, by the mean size", sequences.lost * payload_bytes // arrived)
+        file.unread.leave(
+            "lost messages, by the mean size", sequences.lost * payload_bytes // arrived
+        )
         file.notes.append(
             f"the capture lost {sequences.lost:,} messages, in {sequences.gaps:,} gaps of the sequence numbers: their "
             f"blocks are missing, and all numbers stand on the {arrived:,} messages that came"
         )
     if sequences.before:
-        file.notes.append(f"the server had sent {sequences.before:,} messages before the capture began")
+        file.notes.append(
+            f"the server had sent {sequences.before:,} messages before the capture began"
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -200,12 +228,15 @@ JOINED = (
     "a prompt goes on where blocks follow on its last one: as a single block, as those of answers, or before that, at "
     "once or in the next step, as parts of a long prompt; a later prompt that begins so counts as the same one"
 )
-STORED_BEFORE = "beginnings of prompts that were stored before the capture began, but for one block each"
+STORED_BEFORE = (
+    "beginnings of prompts that were stored before the capture began, but for one block each"
+)
 
 
 @LOG_FORMATS.register("vllm_events")
 def vllm_events() -> LogFormat:
-    """A prompt is a chain of blocks that events extend; ranks, adapters and salts are kept apart."""
+    """A prompt is a chain of blocks that events extend; ranks, adapters and salts are kept
+    apart."""
     return LogFormat(
         looks_for="a msgpack stream of [time, [BlockStored, …], rank]",
         recognises=_recognises,
@@ -220,7 +251,8 @@ def _stored(file: LogFile) -> Iterator[Event]:
 
 
 def _group(file: LogFile) -> int | None:
-    """Return the cache group whose blocks are prompts: the first of full attention, or else the first one."""
+    """Return the cache group whose blocks are prompts: the first of full attention, or else the
+    first one."""
     events = list(islice(_stored(file), _EVENTS_FOR_GROUP))
     full = [event for event in events if event.fields.get("kv_cache_spec_kind") in FULL_ATTENTION]
     return next((event.group for event in full or events), None)
@@ -228,14 +260,17 @@ def _group(file: LogFile) -> int | None:
 
 def _block_size(file: LogFile) -> int | None:
     group = _group(file)
-    return next((event.fields.count("block_size") for event in _stored(file) if event.group == group), None)
+    return next(
+        (event.fields.count("block_size") for event in _stored(file) if event.group == group), None
+    )
 
 
 @dataclass(slots=True)
 class _Prompt:
     """A chain of blocks: where and when it began, its last block, and its tokens that were stored.
 
-    `position`  that of the latest batch; `answered`: whether the latest event had a single block, as those of answers
+    `position`  that of the latest batch; `answered`: whether the latest event had a single block,
+                as those of answers
     """
 
     line: int
@@ -247,7 +282,8 @@ class _Prompt:
     answered: bool = False
 
     def goes_on(self, at_once: bool, position: int, blocks: int) -> bool:
-        """Return whether the next blocks on the last one belong to this prompt, and not to a later turn."""
+        """Return whether the next blocks on the last one belong to this prompt, and not to a later
+        turn."""
         return blocks == 1 or (not self.answered and (at_once or position <= self.position + 1))
 
 
@@ -258,7 +294,8 @@ class _Cache:
     `parents`, `sizes`  parent and tokens of each block
     `ends`     prompts by their last block; `latest` is the last block of the latest event
     `known`    last block by its hash
-    `awaited`  parents that were not stored yet; `marked`: blocks with extra keys among themselves and their ancestors
+    `awaited`  parents that were not stored yet; `marked`: blocks with extra keys among themselves
+               and their ancestors
     """
 
     identity: Identity
@@ -272,18 +309,23 @@ class _Cache:
     marked: set[int] = field(default_factory=set)
 
     def extend(self, event: Event, step: _Step, reused: bool) -> None:
-        """Add the blocks of an event to the prompt that they go on, or to a new one; BadFieldError for a circle.
+        """Add the blocks of an event to the prompt that they go on, or to a new one; BadFieldError
+        for a circle.
 
         `reused`  the server only reports these blocks
         """
         hashes, extra = event.fields.get("block_hashes"), event.fields.get("extra_keys") or []
         parent_hash, size = event.fields.get("parent_block_hash"), event.fields.count("block_size")
-        parent = None if parent_hash is None else self.known.get(parent_hash, _number_of(parent_hash))
+        parent = (
+            None if parent_hash is None else self.known.get(parent_hash, _number_of(parent_hash))
+        )
         blocks = self._blocks(hashes, extra, parent)
         if parent is not None and parent not in self.parents:
             self.awaited.add(parent)
         if self.awaited.intersection(blocks) and set(blocks).intersection(self._chain_to(parent)):
-            raise BadFieldError("parent_block_hash", f"no block that follows on these{actual(parent_hash)}")
+            raise BadFieldError(
+                "parent_block_hash", f"no block that follows on these{actual(parent_hash)}"
+            )
         self.awaited.difference_update(blocks)
         before = parent
         for name, block in zip(hashes, blocks, strict=True):
@@ -303,7 +345,8 @@ class _Cache:
         self.latest = prompt.last
 
     def _blocks(self, hashes: list[Any], extra_keys: list[Any], parent: int | None) -> list[int]:
-        """Return blocks as numbers; extra keys, as of images, change a block and all that follow."""
+        """Return blocks as numbers; extra keys, as of images, change a block and all that
+        follow."""
         blocks = []
         for name, extra_key in zip_longest(hashes, extra_keys):
             block = _number_of(name)
@@ -354,7 +397,9 @@ def _read_entries(file: LogFile) -> Iterator[Entry]:
         for event in step.batch.events:
             if event.kind != CLEARED and event.group != group:
                 if event.kind == STORED:
-                    file.set_aside("events about blocks of other cache groups, which hold the same tokens again")
+                    file.set_aside(
+                        "events about blocks of other cache groups, which hold the same tokens again"
+                    )
                 continue
             reused = stream.add(event)
             if event.kind != STORED:

@@ -1,8 +1,9 @@
 """Writes what vLLM's scheduler decides, as JSON lines, to the file that SPANLAB_STEP_LOG names.
 
-Python imports a module of this name by itself, also in the process of the engine core, where the folder is on
-PYTHONPATH. It runs in the environment of the server: standard library alone, nothing of spanlab. The methods of the
-scheduler are wrapped when vLLM imports it; they decide as before. Times are nanoseconds of CLOCK_MONOTONIC.
+Python imports a module of this name by itself, also in the process of the engine core, where the
+folder is on PYTHONPATH. It runs in the environment of the server: standard library alone, nothing
+of spanlab. The methods of the scheduler are wrapped when vLLM imports it; they decide as before.
+Times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 import functools
@@ -33,7 +34,10 @@ def _facts(scheduler: Any, config: Any, kv: Any) -> dict[str, Any]:
     import vllm
 
     batch, cache, drafts = config.scheduler_config, config.cache_config, config.speculative_config
-    spans = {"SlidingWindowSpec": "sliding_window", "ChunkedLocalAttentionSpec": "attention_chunk_size"}
+    spans = {
+        "SlidingWindowSpec": "sliding_window",
+        "ChunkedLocalAttentionSpec": "attention_chunk_size",
+    }
     groups = []
     for group in kv.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -111,15 +115,25 @@ def _watch(kind: Any, log: _Log) -> None:
             reused={new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs},
             resumed={request: computed for request, computed in starts if request in again},
             preempted=sorted(plan.preempted_req_ids or ()),
-            drafts={request: len(ids) for request, ids in plan.scheduled_spec_decode_tokens.items()},
+            drafts={
+                request: len(ids) for request, ids in plan.scheduled_spec_decode_tokens.items()
+            },
         )
         return plan
 
     @wrapped("update_from_output")
     def _update(self: Any, method: Any, plan: Any, output: Any) -> Any:
         sampled = output.sampled_token_ids
-        ids = {request: list(map(int, sampled[at])) for request, at in output.req_id_to_index.items() if sampled}
-        log.write("done", began=time.monotonic_ns(), tokens={name: new for name, new in ids.items() if new})
+        ids = {
+            request: list(map(int, sampled[at]))
+            for request, at in output.req_id_to_index.items()
+            if sampled
+        }
+        log.write(
+            "done",
+            began=time.monotonic_ns(),
+            tokens={name: new for name, new in ids.items() if new},
+        )
         return method(self, plan, output)
 
     @wrapped("finish_requests")
@@ -136,7 +150,9 @@ def _watch(kind: Any, log: _Log) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != SCHEDULER:
             return None
         sys.meta_path.remove(self)
