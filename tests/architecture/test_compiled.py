@@ -61,7 +61,9 @@ def test_a_heavy_study_says_that_it_could_be_compiled(no_build, monkeypatch, tmp
     )
     console = Console(file=io.StringIO(), width=240)
     run.run_study(study, "smoke", tmp_path, show=False, host=run.Host(console=console))
-    line = "48 requests are simulated uncompiled; compiled=always compiles the simulator once, and takes two thirds"
+    line = (
+        "48 requests are simulated uncompiled; compiled=always compiles the simulator once, and takes about two thirds"
+    )
     assert (line in console.file.getvalue()) == told
 
 

@@ -447,12 +447,8 @@ def floor_row(study: Study, folder: Path) -> Row:
 PLAIN_NAME = "plain transformers"  # of the row in lists of arms
 
 
-def plain_files(folder: Path) -> ArmFiles:
-    """Files of the requests in plain transformers."""
-    return ArmFiles.alone(folder / "plain", folder / READINGS, folder / "steps")
-
-
 def plain_row(study: Study, folder: Path) -> Row:
     """Row of plain transformers, for studies of the engine whose analyses read it."""
     arm = repeated_arm(study)
-    return Row(PLAIN_NAME, arm, plain_files(folder), tuple(run_cells(study, arm)), plain=True)
+    files = ArmFiles.alone(folder / "plain", folder / READINGS, folder / "steps")
+    return Row(PLAIN_NAME, arm, files, tuple(run_cells(study, arm)), plain=True)

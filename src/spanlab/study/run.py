@@ -124,10 +124,10 @@ def measure_saturation(
     return saturation
 
 
-HEAVY = 500_000  # requests that take minutes, several times as long as compiling
+HEAVY = 500_000  # requests that take some minutes, as compiling does: the next such study gains
 UNCOMPILED = (
-    "{count:,} requests are simulated uncompiled; compiled=always compiles the simulator once, and takes two thirds "
-    "of the time afterwards"
+    "{count:,} requests are simulated uncompiled; compiled=always compiles the simulator once, "
+    "and takes about two thirds of the time afterwards"
 )
 
 
