@@ -435,16 +435,13 @@ class ReuseRates:
 # Eviction of KV and states in one budget by the expected work saved per byte and time, learned
 # without parameters.
 #
-# The value of a state is its index of reuse (`reuse_rates`) times the work between the state
-# above it and itself, which
-# is its saving beyond that state. Its rank is this value per byte. In hybrid models KV saves
-# nothing without a state: the
-# rank of a leaf is the value of its states per byte, counting their bytes and all KV that only
-# this leaf needs. In models
-# of attention alone a leaf has a separate index. The lowest rank is the price of a byte: entries
-# below it are evicted.
-#  Hit density: Beckmann et al., "LHD: improving cache hit rate by maximizing hit density", NSDI
-#  2018.
+# The value of a state is its index of reuse (`ReuseRates`) times the work between the state above
+# it and itself, which is its saving beyond that state. Its rank is this value per byte. In hybrid
+# models KV saves nothing without a state: the rank of a leaf is the value of its states per byte,
+# counting their bytes and all KV that only this leaf needs. In models of attention alone a leaf
+# has a separate index. The lowest rank is the price of a byte: entries below it are evicted.
+# Hit density: Beckmann et al., "LHD: improving cache hit rate by maximizing hit density", NSDI
+# 2018.
 # ------------------------------------------------------------------------------
 
 _SAMPLE = 64  # entries whose ranks are compared

@@ -458,8 +458,8 @@ def _helicone(row: Row) -> Span:
     span.tenant = row.label("request_user_id", "helicone_user", "user_id")
     model = row.label("response_model", "model", "request_model", "model_override")
     span.identity = () if not model else (("model", model),)
-    # the counts in the provider's answer, or else those
-    # of the row, whose prompt excludes cached tokens
+    # the counts in the provider's answer, or else those of the row, whose prompt excludes cached
+    # tokens
     usage = usage_in(unpacked(row.get("response_body")))
     output = count_of(row.fields, "completion_tokens")
     if not np.isnan((reported := counted(usage)).prompt):
