@@ -38,12 +38,7 @@ CLOCKLESS = {
     for model in ("attention", "hybrid")
 }
 #: Kinds of cases with groups of layers, by the group that each has; the first one that fits.
-GROUPED = {
-    "groups, states": "state",
-    "groups, chunks": "chunk",
-    "groups, rings": "ring",
-    "groups, windows": "window",
-}
+GROUPED = {"groups, states": "state", "groups, chunks": "chunk", "groups, rings": "ring", "groups, windows": "window"}
 #: Kinds by maker that are named otherwise than in the table of random cases.
 SHORTER = {"make_local_modules_case": "groups, drafts of several modules"}
 #: Further seeds by kind: of cases that show a rule which few random cases reach.

@@ -81,11 +81,7 @@ class Findings:
 
 
 def write_findings(
-    folder: RunFolder,
-    title: str,
-    settings: TrainProbe | HybridAnswers | TailReplay,
-    findings: Findings,
-    started: float,
+    folder: RunFolder, title: str, settings: TrainProbe | HybridAnswers | TailReplay, findings: Findings, started: float
 ) -> None:
     """Write and publish the run folder, and print the tables; `started` is a time of `perf_counter`."""
     summary = {

@@ -31,10 +31,7 @@ from timing import time_together
 from spanlab.engine.load import measure as measure_rates
 from spanlab.provenance import commit, machine
 
-HEAD = (
-    *("case", "arm", "median, ms", "quartiles, ms"),
-    *("to one span", "to SDPA", "of copy rate", "of matmul rate"),
-)
+HEAD = (*("case", "arm", "median, ms", "quartiles, ms"), *("to one span", "to SDPA", "of copy rate", "of matmul rate"))
 
 
 def measure(case: Any, dtype: torch.dtype, device: str) -> list[dict[str, Any]]:

@@ -36,18 +36,7 @@ from measurements import facts, write_results
 from names import ARMS, ITEMSIZE, ONLY_FLOAT32, SERVERS, SYSTEMS, kinds_of
 from pages import ROOT, fill_page
 from prompts import Prompts, Trial
-from systems import (
-    SERVER_WORDS,
-    Arm,
-    System,
-    Transformers,
-    check_cores,
-    cores,
-    kvboost,
-    opened,
-    server,
-    study_of_arms,
-)
+from systems import SERVER_WORDS, Arm, System, Transformers, check_cores, cores, kvboost, opened, server, study_of_arms
 from tables import Results, figure, lines_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = (
-    16  # of a state per program: columns are independent, and few sequences should fill a device
-)
+# of a state per program: columns are independent, and few sequences should fill a device
+COLUMNS = 16
 LEAST_DOT = 16  # rows and columns: the fewest of a matrix product in Triton
 
 

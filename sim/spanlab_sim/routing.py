@@ -331,8 +331,7 @@ class BlockEvents(Observer):
                 self._blocks[ancestor] = blocks[ancestor.start // size : ancestor.depth // size]
                 self._channel.send(self._replica.now, self._blocks[ancestor], stored=True)
 
-    # -- changes of the tree
-    # ------------------------------------------------------------------------------------------
+    # -- changes of the tree -----------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
         """Split the blocks of a node like its tokens."""

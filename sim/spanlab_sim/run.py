@@ -342,8 +342,7 @@ class Run:
             row.replicas.extend(self._rows)
         return row
 
-    # -- what the replicas tell
-    # ---------------------------------------------------------------------------------------
+    # -- what the replicas tell --------------------------------------------------------------------
 
     def arrived(self, request: Request, now: int) -> Request:
         """Return the request as it is served, with its passages arranged, and note it."""

@@ -33,9 +33,8 @@ class Followers:
     def __init__(self, requests: Ordered[Request]) -> None:
         check_after(requests)
         self._num_awaited: dict[int, int] = {}  # by waiting request: requests that it still awaits
-        self._waiting_for: dict[
-            int, list[tuple[int, Request]]
-        ] = {}  # by request: its followers, with their ranks
+        # by request: its followers, with their ranks
+        self._waiting_for: dict[int, list[tuple[int, Request]]] = {}
         for rank, request in enumerate(requests):
             if request.after:
                 self._num_awaited[request.id] = len(set(request.after))
@@ -229,8 +228,7 @@ class Replica:
         """End the run."""
         self._backend.close()
 
-    # -- read by routers
-    # ----------------------------------------------------------------------------------------------
+    # -- read by routers ---------------------------------------------------------------------------
 
     @property
     def now(self) -> int:
@@ -265,8 +263,7 @@ class Replica:
         plan: ReusePlan = self.scheduler.policy.match(request, now)
         return plan.reused
 
-    # -- the loop
-    # -----------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     @property
     def step_ends(self) -> int | None:

@@ -150,9 +150,8 @@ class RooflineTiming:
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self._ns_per_flop = 1e9 / hardware.flops_per_s
         self._ns_per_byte = 1e9 / hardware.bytes_per_s
-        self._host_ns = (
-            hardware.host_s * 1e9 + 0.5
-        )  # the half rounds to the nearest nanosecond where int() cuts off
+        # the half rounds to the nearest nanosecond where int() cuts off
+        self._host_ns = hardware.host_s * 1e9 + 0.5
         self._further_host_ns = hardware.host_s * 1e9
         self._linear_flops = model.linear_flops_per_token
         self._pair_flops = model.attention_flops_per_pair

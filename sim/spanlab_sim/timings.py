@@ -538,9 +538,8 @@ class FittedTiming:
         dense = model.layer_parameters - model.expert_parameters
         active_experts = model.active_layer_parameters - dense
         # nanoseconds of collectives: per token of a rank, per token of all ranks, and per step
-        row = (
-            COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9
-        )  # activations have two bytes
+        # activations have two bytes
+        row = COLLECTIVES_PER_LAYER * model.hidden_size * 2 / rates.link_bytes_per_s * 1e9
         tensor, data = deployment.tensor_parallel, deployment.data_parallel
         reduce_ns = model.num_layers * row * 2 * (tensor - 1) / tensor
         self._gather_ns = model.expert_layers * row * (data - 1) / data

@@ -14,9 +14,8 @@ def main() -> None:
     # Imports, settings and requests stay alive: at the usual 700 allocations, visiting them takes a
     # sixth of the time.
     gc.set_threshold(200_000)
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # more threads would spin between the products of a summary
+    # more threads would spin between the products of a summary
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "--version" in sys.argv[1:]:
         print(version())
         return

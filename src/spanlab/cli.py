@@ -557,9 +557,8 @@ def main() -> None:
     SIGTERM."""
     signal.signal(signal.SIGTERM, _terminate)
     use_ascii_fallback()
-    logging.raiseExceptions = (
-        False  # a log that cannot be written, such as wandb's on a full disk, is no error
-    )
+    # a log that cannot be written, such as wandb's on a full disk, is no error
+    logging.raiseExceptions = False
     with _in_one_sentence():
         register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
@@ -579,9 +578,8 @@ def main() -> None:
                     _run_entry(settings)
                     return
         if any(word.partition("=")[0] in PATHS for word in line.overrides):
-            _composed(
-                line.entry, line.overrides, line.searched
-            )  # checks the words as they were typed
+            # checks the words as they were typed
+            _composed(line.entry, line.overrides, line.searched)
         try:
             with explained(line.entry, line.overrides, line.searched):
                 _entry()

@@ -181,9 +181,8 @@ def _value(reply: str, key: str) -> object:
     if not text.startswith("{"):
         return text
     try:
-        pairs = json.loads(
-            text, object_pairs_hook=list
-        )  # a list, so that a duplicate key is detected
+        # a list, so that a duplicate key is detected
+        pairs = json.loads(text, object_pairs_hook=list)
     except (json.JSONDecodeError, RecursionError):
         return None
     return pairs[0][1] if len(pairs) == 1 and pairs[0][0] == key else None

@@ -24,9 +24,7 @@ from spanlab.registry import (
     one_of,
     type_name,
 )
-from spanlab.registry import (
-    field as field,
-)
+from spanlab.registry import field as field
 
 
 def default_of(key: Field[Any]) -> Any:

@@ -31,9 +31,8 @@ class CacheUsage:
     _samples: list[tuple[int, int, int]] = field(default_factory=list)
     _every: int = 1
     _count: int = 0
-    _ahead: list[deque[tuple[int, int, int]]] = field(
-        default_factory=list
-    )  # of several stores: contents until a time
+    # of several stores: contents until a time
+    _ahead: list[deque[tuple[int, int, int]]] = field(default_factory=list)
 
     def advance(self, number: int, now: int) -> None:
         """Account for the time of one store since its last call; its contents have not changed in
@@ -160,9 +159,8 @@ class Recorder:
     rate_rps: float | None = None
     seen: Mapping[int, int] | None = None
     _prefixes: SeenPrefixes = field(default_factory=SeenPrefixes)
-    _unrecorded: dict[int, int] = field(
-        default_factory=dict
-    )  # by id of a request without a record yet
+    # by id of a request without a record yet
+    _unrecorded: dict[int, int] = field(default_factory=dict)
 
     def arrived(self, request: Request) -> None:
         """Note the arrival of a request, as it is served."""

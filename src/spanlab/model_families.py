@@ -296,9 +296,8 @@ def _kimi_delta_sizes(config: ModelConfig) -> dict[str, Any]:
         )
     )
     hidden, channels = config.integer("hidden_size"), heads * width
-    gates = (
-        2 * (hidden * width + width * channels) + hidden * heads
-    )  # of decay, of the output, and the write strength
+    # of decay, of the output, and the write strength
+    gates = 2 * (hidden * width + width * channels) + hidden * heads
     return {
         "recurrent_key_heads": heads,
         "recurrent_value_heads": heads,
@@ -366,9 +365,8 @@ def _mamba_1_sizes(config: ModelConfig) -> dict[str, Any]:
         if config.get("mamba_dt_rank") in (None, "auto")
         else config.integer("mamba_dt_rank")
     )
-    chosen = (
-        inner * (rank + 2 * numbers) + rank * inner
-    )  # what is written and read, and the step size
+    # what is written and read, and the step size
+    chosen = inner * (rank + 2 * numbers) + rank * inner
     return {
         "recurrent_key_heads": 1,
         "recurrent_value_heads": 1,
@@ -456,9 +454,8 @@ def packed_tables(config: ModelConfig, kinds: list[str]) -> list[PackedEntries]:
         if not tokens:
             order += ["window"]
             continue
-        overlap = (
-            2 if kind == COMPRESSED else 1
-        )  # entries of 4 tokens also have those of the 4 before
+        # entries of 4 tokens also have those of the 4 before
+        overlap = 2 if kind == COMPRESSED else 1
         state: dict[str, Any] = {
             "layers": layers,
             "span": overlap * tokens,

@@ -21,13 +21,7 @@ Counts = NDArray[np.int64]
 
 GIB = 1 << 30
 
-_SIZES = (
-    "hidden_size",
-    "vocab_size",
-    "attention_heads",
-    "kv_heads",
-    "head_dim",
-)
+_SIZES = ("hidden_size", "vocab_size", "attention_heads", "kv_heads", "head_dim")
 _ALWAYS_POSITIVE = (*_SIZES, "weight_itemsize", "kv_itemsize", "block_size", "grid")
 _EXPERT_SIZES = ("experts", "experts_per_token", "expert_intermediate_size")
 _STATE_SIZES = ("recurrent_key_heads", "recurrent_key_dim", "state_itemsize")

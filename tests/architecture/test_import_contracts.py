@@ -20,8 +20,7 @@ def test_import_contracts_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("module", "forbidden"),
-    [("spanlab_sim.run", HEAVY), ("spanlab.core.scheduler", HEAVY | {"simpy"})],
+    ("module", "forbidden"), [("spanlab_sim.run", HEAVY), ("spanlab.core.scheduler", HEAVY | {"simpy"})]
 )
 def test_simulator_and_core_load_nothing_heavy(module, forbidden, tmp_path):
     probe = f"import {module}, sys; print(*sys.modules)"

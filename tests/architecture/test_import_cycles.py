@@ -38,10 +38,7 @@ def cycles() -> list[tuple[str, ...]]:
     edges = [
         (index[module], index[other])
         for module in modules
-        for other in {
-            *graph.find_modules_directly_imported_by(module),
-            *modules_named_in_text(module, set(modules)),
-        }
+        for other in {*graph.find_modules_directly_imported_by(module), *modules_named_in_text(module, set(modules))}
         if other != module and other in index
     ]
     rows, columns = np.array(edges).T

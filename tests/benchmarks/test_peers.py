@@ -47,9 +47,7 @@ def results(**seconds: tuple[float, float]) -> dict:
 
 def test_ours_is_compared_with_the_fastest_peer_of_each_kind():
     found = results(vllm=(2.0, 4.0), transformers=(3.0, 3.0), none=(2.4, 2.4), pic=(2.0, 0.25), cached_order=(2.0, 0.5))
-    assert list(goal_rows(found, "float32")) == [
-        ("1,000", "vLLM", "1.20 ×", "transformers", "12.0 ×", "6.0 ×"),
-    ]
+    assert list(goal_rows(found, "float32")) == [("1,000", "vLLM", "1.20 ×", "transformers", "12.0 ×", "6.0 ×")]
 
 
 def test_a_system_without_a_cache_is_as_cold_in_every_order():

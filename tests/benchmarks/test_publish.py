@@ -113,7 +113,7 @@ def test_pages_get_tables_figures_and_the_age_of_the_commit(root):
     assert f"`{COMMANDS['toy']}`: measured shape" in (root / "README.md").read_text()
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        *("README.md", "overrides.yaml", "headline.json", "arms.csv", "losses.csv", "loss_by_cause.png", "swept"),
+        *("README.md", "overrides.yaml", "headline.json", "arms.csv", "losses.csv", "loss_by_cause.png", "swept")
     }
 
 

@@ -26,10 +26,7 @@ CONSTANT = Constant(seconds_per_computed_token=0.0001, seconds_per_decode_token=
     [
         ((), Poisson(rate_rps=8.0, order="shuffled")),
         (("arrivals=gamma",), Gamma(rate_rps=8.0, burstiness=0.25, order="shuffled")),
-        (
-            ("arrivals.kind=gamma", "arrivals.burstiness=2"),
-            Gamma(rate_rps=8.0, burstiness=2.0, order="shuffled"),
-        ),
+        (("arrivals.kind=gamma", "arrivals.burstiness=2"), Gamma(rate_rps=8.0, burstiness=2.0, order="shuffled")),
         (("arrivals=closed_loop", "arrivals.rate_rps=null", *NO_LOADS), ClosedLoop(clients=1)),
         (
             ("arrivals.kind=closed_loop", "+arrivals={rate_rps:null,clients:3}", *NO_LOADS),

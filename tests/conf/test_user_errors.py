@@ -43,48 +43,24 @@ USER_ERRORS = (
     ("tracking.kind=wandbb", "…: expected one of wandb, none"),
     ("tracking.mode=on", "…: expected one of auto, online, offline"),
     ("arms.boundary.placement.kind=bolck", "…: expected one of"),
-    (
-        "arms.dp_3.placement.also=[tail]",
-        "arms.dp_3.placement.also=tail: expected one of none, sqrt, log",
-    ),
+    ("arms.dp_3.placement.also=[tail]", "arms.dp_3.placement.also=tail: expected one of none, sqrt, log"),
     ("arms.none.eviction=mru", "…: expected one of fifo, lru, "),
     (
         "+arms.none.eviction_options.protected=0.5",
         "arms.none.eviction_options.protected: no such option of lru; expected none, for it goes with slru",
     ),
-    (
-        "arms.none.eviction=slru +arms.none.eviction_options.protected=1.5",
-        "…: expected a share from 0 to 1",
-    ),
+    ("arms.none.eviction=slru +arms.none.eviction_options.protected=1.5", "…: expected a share from 0 to 1"),
     ("arms.none.eviction=random +arms.none.eviction_options.seed=-1", "…: expected zero or more"),
-    (
-        "arms.none.eviction=marconi_tuned +arms.none.eviction_options.window=1",
-        "…: expected a number above one",
-    ),
-    (
-        "arms.none.eviction=priority +arms.none.eviction_options.expired=old",
-        "…: expected one of newest, by_use",
-    ),
-    (
-        "arms.none.eviction=priority +arms.none.eviction_options.decode=101",
-        "…: expected a number from 1 to 100",
-    ),
-    (
-        "arms.none.eviction=lease +arms.none.eviction_options.seconds=0",
-        "…: expected a number above zero",
-    ),
+    ("arms.none.eviction=marconi_tuned +arms.none.eviction_options.window=1", "…: expected a number above one"),
+    ("arms.none.eviction=priority +arms.none.eviction_options.expired=old", "…: expected one of newest, by_use"),
+    ("arms.none.eviction=priority +arms.none.eviction_options.decode=101", "…: expected a number from 1 to 100"),
+    ("arms.none.eviction=lease +arms.none.eviction_options.seconds=0", "…: expected a number above zero"),
     (
         "arms.none.eviction=lease +arms.none.eviction_options={order:slru,order_options:{protected:2}}",
         "arms.none.eviction_options.order_options.protected=2: expected a share from 0 to 1",
     ),
-    (
-        "arms.none.admission=min_length +arms.none.admission_options.tokens=0",
-        "…: expected a number above zero",
-    ),
-    (
-        "arms.boundary.recovery=tail_replay +arms.boundary.recovery_options.most_tokens=-1",
-        "…: expected zero or more",
-    ),
+    ("arms.none.admission=min_length +arms.none.admission_options.tokens=0", "…: expected a number above zero"),
+    ("arms.boundary.recovery=tail_replay +arms.boundary.recovery_options.most_tokens=-1", "…: expected zero or more"),
     (
         "arms.dp_3.placement.kind=block arms.dp_3.placement.count=null arms.dp_3.placement.dp=null "
         "arms.dp_3.placement.interval=-1",
@@ -133,10 +109,7 @@ USER_ERRORS = (
         "arms.boundary.placement.dp.warmup=3",
         "arms.boundary.placement.dp with placement.kind=boundary: expected arms.boundary.placement.dp=null",
     ),
-    (
-        "workload.rag.k=3",
-        "… with workload.kind=quality: expected workload.rag.k=6, for it goes with rag",
-    ),
+    ("workload.rag.k=3", "… with workload.kind=quality: expected workload.rag.k=6, for it goes with rag"),
     ("arms.dp_3.pool.block_size=32", "arms.dp_3.placement.kind=dp with arms.dp_3.pool: a pool"),
     ("arms.dp_3.pool={block_size:32}", "arms.dp_3.placement", "a pool of blocks has no such"),
     ("arms.dp_3.spans.repair.kind=none", "arms.dp_3.spans with", "spans.maps"),
@@ -149,19 +122,9 @@ USER_ERRORS = (
     ("store.total_gib=1e300", "store.total_gib=1e+300: expected zero, or a number"),
     ("hardware.compute_efficiency=1e-320", "…: expected zero, or a number from 1e-15 to 1e+18"),
     ("workers=1.5", "workers: Value '1.5'", "Integer"),
-    (
-        "batch.enable_chunked_prefill=perhaps",
-        "batch.enable_chunked_prefill: Value 'perhaps'",
-        "bool",
-    ),
-    (
-        "batch.speculation.draft_tokens=2",
-        "… with arms.none.policy=tree and model.name=qwen3.5-0.8b: expected 0 or",
-    ),
-    (
-        "model=llama-3.2-1b arms=pic batch.speculation.draft_tokens=2",
-        "… with arms.pic.spans: expected 0",
-    ),
+    ("batch.enable_chunked_prefill=perhaps", "batch.enable_chunked_prefill: Value 'perhaps'", "bool"),
+    ("batch.speculation.draft_tokens=2", "… with arms.none.policy=tree and model.name=qwen3.5-0.8b: expected 0 or"),
+    ("model=llama-3.2-1b arms=pic batch.speculation.draft_tokens=2", "… with arms.pic.spans: expected 0"),
     (
         "model=llama-3.2-1b arms=attention load.rates_rps=[] only=[none,radix_1] batch.speculation.draft_tokens=2"
         " batch.speculation.method=eagle batch.speculation.draft_layers=1",
@@ -176,10 +139,7 @@ USER_ERRORS = (
         "batch.speculation.modules=2 with arms.block_hash_16.policy=tree: expected 1, or a pool of blocks",
     ),
     ("batch.speculation.method=eagel", "…: expected one of ngram, eagle", "mean eagle?"),
-    (
-        "batch.speculation.acceptance=2",
-        "batch.speculation.acceptance=2.0: expected a share from 0 to 1",
-    ),
+    ("batch.speculation.acceptance=2", "batch.speculation.acceptance=2.0: expected a share from 0 to 1"),
     ("workers=[1]", "workers: Value"),
     ("arival.rate_rps=3", "arival: no such key", "mean arrivals?"),
     ("arms.dp3.block_size=1", "arms.dp3: no such key; expected one of none", "mean dp_3?"),
@@ -219,14 +179,8 @@ USER_ERRORS = (
         "replicas.count=2 replicas.routing=random backend=engine load.rates_rps=[] load.arms=[]",
         "replicas.count=2 with backend=engine: expected 1, or backend=sim",
     ),
-    (
-        "analyses=[replicas]",
-        "analyses=replicas with replicas.count=1: expected two replicas or more",
-    ),
-    (
-        "arrivals=poisson_per_group arrivals.rate_rps=1 arrivals.order=shuffled",
-        "arrivals.order=shuffled",
-    ),
+    ("analyses=[replicas]", "analyses=replicas with replicas.count=1: expected two replicas or more"),
+    ("arrivals=poisson_per_group arrivals.rate_rps=1 arrivals.order=shuffled", "arrivals.order=shuffled"),
     ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
     ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
     ("store.entries=0", f"…: {ABOVE_ZERO}"),
@@ -243,40 +197,24 @@ USER_ERRORS = (
     ("seeds=[-1]", "…: expected", "from 0"),
     ("workers=0", f"…: {ABOVE_ZERO}"),
     ("executor.kind=slurm", "…: expected one of local, here, dask"),
-    (
-        "executor=dask",
-        "executor.address=None with executor.kind=dask: expected the scheduler's tcp://HOST:PORT",
-    ),
+    ("executor=dask", "executor.address=None with executor.kind=dask: expected the scheduler's tcp://HOST:PORT"),
     ("executor.address=tcp://a:1", "… with executor.kind=local"),
-    (
-        "executor=dask executor.address=tcp://a:1",
-        "workers=1 with executor.kind=dask: expected null",
-    ),
+    ("executor=dask executor.address=tcp://a:1", "workers=1 with executor.kind=dask: expected null"),
     ("workload.documents=0", f"…: {ABOVE_ZERO}"),
     ("workload.max_prompt_tokens=10", "workload.max_prompt_tokens=10", "expected"),
     ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
-    (
-        "arms.boundary.placement.interval=5",
-        "… with placement.kind=boundary: expected",
-        "it goes with block",
-    ),
+    ("arms.boundary.placement.interval=5", "… with placement.kind=boundary: expected", "it goes with block"),
     (
         "arms.block_512.placement.interval=null",
         "arms.block_512.placement.kind=block needs arms.block_512.placement.interval: expected",
     ),
     ("arms.dp_3.placement.kind=balanced", "arms.dp_3.placement.dp with placement.kind=balanced"),
-    (
-        "arms.dp_3.placement.dp=null",
-        "arms.dp_3.placement.kind=dp needs arms.dp_3.placement.dp: expected its keys (Dp)",
-    ),
+    ("arms.dp_3.placement.dp=null", "arms.dp_3.placement.kind=dp needs arms.dp_3.placement.dp: expected its keys (Dp)"),
     (
         "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.warmup=null",
         "… with dp.update=frozen: expected the number of requests to learn from",
     ),
-    (
-        "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.every=5",
-        "… with dp.update=frozen: expected null",
-    ),
+    ("arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.every=5", "… with dp.update=frozen: expected null"),
     (
         "arms.dp_3.placement.dp.update=periodic arms.dp_3.placement.dp.decay=0.9",
         "… with dp.update=periodic: expected null",
@@ -287,11 +225,7 @@ USER_ERRORS = (
     ),
     ("arms.block_512.placement.interval=63", "…: expected a multiple of 64"),
     ("arms.block_512.placement.interval=1", "…: expected a multiple of 64"),
-    (
-        "arms.boundary.placement.offset=64",
-        "… with placement.kind=boundary: expected",
-        "it goes with tail",
-    ),
+    ("arms.boundary.placement.offset=64", "… with placement.kind=boundary: expected", "it goes with tail"),
     ("+strategy@arms.mine=tail arms.mine.placement.count=0", f"…: {ABOVE_ZERO}"),
     ("arms.dp_3.placement.dp.decay=2", "arms.dp_3.placement.dp.decay=2.0: expected a share"),
     ("arms.none.placement.kind=last", "… with keep=false"),
@@ -331,10 +265,7 @@ USER_ERRORS = (
         "arms.boundary.recovery=state_backfill +tier@store.tiers.host=dram store.tiers.host.load=layerwise",
         "… with arms.boundary.recovery=state_backfill: expected blocking",
     ),
-    (
-        "arms.none.match=block_hash",
-        "arms.none.block_size=1 with match=block_hash: expected a block",
-    ),
+    ("arms.none.match=block_hash", "arms.none.block_size=1 with match=block_hash: expected a block"),
     ("arms.none.block_size=0", f"…: {ABOVE_ZERO}"),
     ("arms.boundary.block_size=48", "…: expected a divisor or a multiple"),
     (
@@ -345,19 +276,13 @@ USER_ERRORS = (
     ("model.grid=0", "model.grid", "0", "expected a positive integer"),
     ("~arms", "… is empty: expected at least one strategy"),
     ("only=[nonee]", "only=nonee: expected one of none, kv_only", "mean none?"),
-    (
-        "load.rates_rps=[4]",
-        "load.rates_rps=[4.0] without load.arms: expected arms, or load.rates_rps=[]",
-    ),
+    ("load.rates_rps=[4]", "load.rates_rps=[4.0] without load.arms: expected arms, or load.rates_rps=[]"),
     ("load.rates_rps=[4] load.arms=[nonee]", "load.arms=nonee: expected one of none"),
     ("load.arms=[none,dp_33]", "load.arms=dp_33: expected one of none, ", "mean dp_3?"),
     ("+bars.thrash=[nope]", "bars.thrash=nope: expected one of none, "),
     ("+bars.trash=[none]", "bars=trash: expected one of ", "mean thrash?"),
     ("+families.all=[nope]", "families.all=nope: expected one of none, "),
-    (
-        "analyses=[summary,families] +families.all=[none] +families.no=[]",
-        "…: expected one or more of none, ",
-    ),
+    ("analyses=[summary,families] +families.all=[none] +families.no=[]", "…: expected one or more of none, "),
     ("engine.seed=-1", "…: expected zero or more"),
     ("load.rates_rps=[-4] load.arms=[none]", f"load.rates_rps=-4.0: {ABOVE_ZERO}"),
     ("output.if_exists=replce", "…: expected one of replace, resume"),
@@ -370,14 +295,8 @@ USER_ERRORS = (
     ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
     ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
     ("batch.max_num_batched_tokens=8", "…: expected at least batch.max_num"),
-    (
-        "batch=single batch.long_prefill_token_threshold=8",
-        "…: expected 0, for batch.enable_chunked_prefill=false",
-    ),
-    (
-        "batch.long_prefill_token_threshold_adaptive=true",
-        "…: expected batch.long_prefill_token_threshold beside it",
-    ),
+    ("batch=single batch.long_prefill_token_threshold=8", "…: expected 0, for batch.enable_chunked_prefill=false"),
+    ("batch.long_prefill_token_threshold_adaptive=true", "…: expected batch.long_prefill_token_threshold beside it"),
     ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
     ("only=[none", "…: expected KEY=VALUE"),
     ("foo", "…: expected KEY=VALUE"),
@@ -385,11 +304,7 @@ USER_ERRORS = (
     ("++arms.none.bogus=1", "arms.none.bogus: no such key"),
     ("store.total_gib=inf", "…: expected"),
     ("hardware.host_s=inf", "hardware.host_s"),
-    (
-        "arrivals=as_given arrivals.rate_rps=null load.rates_rps=[4] load.arms=[none]",
-        "load.rates_rps",
-        "as_given",
-    ),
+    ("arrivals=as_given arrivals.rate_rps=null load.rates_rps=[4] load.arms=[none]", "load.rates_rps", "as_given"),
     ("load.rates_rps=[4] load.arms=[none] load.seeds=[]", "…: expected"),
     ("load.rates_rps=[4] load.arms=[none] load.seeds=[-1]", "…: expected"),
     ("load.rates_rps=[4,4] load.arms=[none]", "load.rates_rps=[4.0, 4.0]: expected"),
@@ -399,10 +314,7 @@ USER_ERRORS = (
     ("seeds=[99999999999999999999]", "seeds"),
     ("workload.tokenizer=x", "workload.tokenizer=x"),
     ("workload=synthetic workload.synthetic.seed=-1", "workload.synthetic.seed"),
-    (
-        "model=llama-3.2-1b arms=pic arms.pic.spans.keys=raw",
-        "… with kernel=rotate_queries: expected local",
-    ),
+    ("model=llama-3.2-1b arms=pic arms.pic.spans.keys=raw", "… with kernel=rotate_queries: expected local"),
     (
         "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layer=16",
         "…: expected at most layer 15 of llama-3.2-1b",
@@ -431,16 +343,8 @@ USER_ERRORS = (
         "arms.pic_sum.spans.repair.kind=last with arms.pic_sum.spans.maps, which are of what follows a repair",
         "expected none or first",
     ),
-    (
-        "arms=hybrid_pic arms.pic_sum.spans.provenance=as_seen",
-        "… with arms.pic_sum.spans.maps",
-        "expected isolated",
-    ),
-    (
-        "arms=hybrid_pic arms.pic_sum.spans.sharing=private",
-        "… with arms.pic_sum.spans.maps",
-        "expected canonical",
-    ),
+    ("arms=hybrid_pic arms.pic_sum.spans.provenance=as_seen", "… with arms.pic_sum.spans.maps", "expected isolated"),
+    ("arms=hybrid_pic arms.pic_sum.spans.sharing=private", "… with arms.pic_sum.spans.maps", "expected canonical"),
     (
         "arms=hybrid_pic arms.pic_sum.cache.hold_state=true",
         "arms.pic_sum.cache.hold_state=True with arms.pic_sum.spans.maps",
@@ -456,15 +360,8 @@ USER_ERRORS = (
         "…: expected a multiple of arms.pic_exact.block_size=16",
     ),
     ("arms=hybrid_pic arms.pic_exact.spans.maps.rank=4", "… with form=exact", "expected null"),
-    (
-        "model=llama-3.2-1b arms=pic arms.pic.spans.bogus=1",
-        f"arms.pic.spans.bogus: {DOCUMENTED} provenance, keys",
-    ),
-    (
-        "model=llama-3.2-1b arms=pic arms.pic.spans.repair.kind=frist",
-        "…: expected one of none, first",
-        "mean first?",
-    ),
+    ("model=llama-3.2-1b arms=pic arms.pic.spans.bogus=1", f"arms.pic.spans.bogus: {DOCUMENTED} provenance, keys"),
+    ("model=llama-3.2-1b arms=pic arms.pic.spans.repair.kind=frist", "…: expected one of none, first", "mean first?"),
     (
         "workload=ragpulse workload.ragpulse.speedup=60",
         "workload.ragpulse.speedup=60.0 with arrivals.kind=poisson: expected as_given",

@@ -3,17 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.core.placement import (
-    ArmFacts,
-    Clairvoyant,
-    Departures,
-    Placer,
-    balanced,
-    branch,
-    every_n,
-    last,
-    tail,
-)
+from spanlab.core.placement import ArmFacts, Clairvoyant, Departures, Placer, balanced, branch, every_n, last, tail
 from spanlab.core.request import Request
 from spanlab.core.rules import StorageRules
 from spanlab.core.tree import shared_name, whole

@@ -14,16 +14,7 @@ from spanlab.core.token_string import string_of
 from spanlab.core.tree import PrefixTree, shared_name, whole
 from spanlab.model_spec import in_tokens
 
-from .factories import (
-    BLIND_EVICTIONS,
-    KV,
-    make_budget,
-    make_policy,
-    make_request,
-    make_store,
-    serve_prompt,
-    walk,
-)
+from .factories import BLIND_EVICTIONS, KV, make_budget, make_policy, make_request, make_store, serve_prompt, walk
 from .test_tree import encode
 
 

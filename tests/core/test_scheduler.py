@@ -119,11 +119,7 @@ def plan(*chunks, decodes=(), repeats=1):
         (
             BatchRules(4, 3, enable_chunked_prefill=False),
             [0, 1, 2],
-            [
-                plan(chunk(0, 0, 6)),
-                plan(chunk(1, 0, 3), decodes=(0,)),
-                plan(chunk(2, 0, 2), decodes=(0, 1)),
-            ],
+            [plan(chunk(0, 0, 6)), plan(chunk(1, 0, 3), decodes=(0,)), plan(chunk(2, 0, 2), decodes=(0, 1))],
         ),
         (
             BatchRules(4, 3, enable_chunked_prefill=False, prefill_first=True),

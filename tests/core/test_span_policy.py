@@ -189,8 +189,7 @@ def test_pages_are_counted_from_the_beginning_of_each_span():
 
 
 @pytest.mark.parametrize(
-    ("repair", "lost"),
-    [(Repair("first", k=3), 3 + 3), (Repair("last", k=2), 4), (Repair("strided", ratio=0.5), 3)],
+    ("repair", "lost"), [(Repair("first", k=3), 3 + 3), (Repair("last", k=2), 4), (Repair("strided", ratio=0.5), 3)]
 )
 def test_repaired_tokens_are_lost_although_they_were_found(repair, lost):
     policy = make_policy(layout=isolated, repair=repair)

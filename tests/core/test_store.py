@@ -48,10 +48,7 @@ def three(eviction: str):
     return store, root
 
 
-@pytest.mark.parametrize(
-    ("eviction", "order"),
-    [("fifo", [A, B, C]), ("lru", [B, A, C]), ("lfu", [B, C, A])],
-)
+@pytest.mark.parametrize(("eviction", "order"), [("fifo", [A, B, C]), ("lru", [B, A, C]), ("lfu", [B, C, A])])
 def test_each_order_evicts_as_named(eviction, order):
     store, root = three(eviction)
     gone = []
@@ -192,8 +189,7 @@ def test_a_split_inside_a_locked_edge_keeps_both_parts_locked():
 
 
 @pytest.mark.parametrize(
-    ("kv", "state", "fits"),
-    [(10, 0, True), (11, 0, False), (0, 2, True), (0, 3, False), (3, 2, True), (4, 2, False)],
+    ("kv", "state", "fits"), [(10, 0, True), (11, 0, False), (0, 2, True), (0, 3, False), (3, 2, True), (4, 2, False)]
 )
 def test_fits_asks_every_budget(kv, state, fits):
     store = make_store(make_budget(tokens=10, states=2, total=3 * KV + 2 * STATE))

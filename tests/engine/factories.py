@@ -59,12 +59,7 @@ HYBRID = SMALL | {
 ROPES = {
     "default": {},
     "linear": {"factor": 4.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
 }
 KERNELS = {  # where keys are rotated, and how they are stored for it

@@ -21,11 +21,7 @@ def cache_spans(*spans) -> tuple[CacheSpan, ...]:
         ([text(HEAD, 9)], [0], [0]),
         ([text(HEAD, 9), document(0, 5), document(1, 8), text(2, 3)], [0, 9, 14, 22], [0, 9, 9, 17]),
         ([document(0, 5), document(1, 8), text(2, 3)], [0, 5, 13], [0, 0, 8]),
-        (
-            [text(HEAD, 2), document(0, 5), text(3, 4), document(1, 8), text(2, 3)],
-            [0, 2, 7, 11, 19],
-            [0, 2, 10, 2, 14],
-        ),
+        ([text(HEAD, 2), document(0, 5), text(3, 4), document(1, 8), text(2, 3)], [0, 2, 7, 11, 19], [0, 2, 10, 2, 14]),
     ],
 )
 def test_bases(spans, sequential, overlapping):

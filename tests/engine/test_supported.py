@@ -97,7 +97,7 @@ REFUSED = {
                 "short_factor": [1.0] * 8,
                 "long_factor": [2.0] * 8,
                 "original_max_position_embeddings": 2048,
-            },
+            }
         },
         "uses LongRoPE rotary",
     ),
@@ -157,12 +157,7 @@ MIXED = {
         2,
         "attention of the kind 'chunked_attention'",
     ),
-    "unrotated": (
-        "smollm3",
-        {"no_rope_layers": [0, 1, 1]},
-        0,
-        "does not rotate, unlike other layers",
-    ),
+    "unrotated": ("smollm3", {"no_rope_layers": [0, 1, 1]}, 0, "does not rotate, unlike other layers"),
     "recurrent": (
         "lfm2",
         {"layer_types": [FULL, FULL, "conv"]},

@@ -270,8 +270,7 @@ LAYOUTS = {
         [Prompt([0, 3, 4, 5], [Use(0, 5, 5, 20)]), Prompt([2], [Use(1, 3, 3, 7)]), Prompt([1, 2], []), Prompt([4], [])],
     ),
     "documents at one position": Layout(
-        [40, 63, 3],
-        [Prompt([103, 104, 105], [Use(0, 0, 7, 40), Use(1, 40, 7, 63), Use(2, 103, 70, 3)], [70, 71, 72])],
+        [40, 63, 3], [Prompt([103, 104, 105], [Use(0, 0, 7, 40), Use(1, 40, 7, 63), Use(2, 103, 70, 3)], [70, 71, 72])]
     ),
     "prefill and decode": Layout(
         [75, 33, 17],

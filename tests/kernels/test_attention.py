@@ -33,8 +33,7 @@ PATHS = {"reference": direct(attend), "cpu": attention.attend, "kernel": direct(
 
 
 @pytest.mark.parametrize(  # the interpreter is slow
-    ("layout", "form", "path"),
-    [*product(LAYOUTS, FORMS, ("reference", "cpu")), *in_turn(LAYOUTS, FORMS, ["kernel"])],
+    ("layout", "form", "path"), [*product(LAYOUTS, FORMS, ("reference", "cpu")), *in_turn(LAYOUTS, FORMS, ["kernel"])]
 )
 def test_every_layout_is_dense(path, layout, form):
     shape = SHAPES[0] if path == "kernel" else SHAPES[list(LAYOUTS).index(layout) % len(SHAPES)]

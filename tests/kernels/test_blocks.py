@@ -164,10 +164,7 @@ ROWS = torch.zeros(2, 2, 8)
         (lambda: write(PAGES, PAGES, SLOTS, ROWS[:1], ROWS), r"keys must be \(2, 2, 8\)"),
         (lambda: write(PAGES, PAGES[:2], SLOTS, ROWS, ROWS), r"value_pages must be like key_pages, \(3, 4, 2, 8\)"),
         (lambda: write(PAGES, PAGES.double(), SLOTS, ROWS, ROWS), "values must be .* torch.float64"),
-        (
-            lambda: copy(PAGES, SLOTS, torch.tensor([3])),
-            "target_slots must be as many as source_slots, 2, not 1",
-        ),
+        (lambda: copy(PAGES, SLOTS, torch.tensor([3])), "target_slots must be as many as source_slots, 2, not 1"),
         (lambda: copy(PAGES, SLOTS, torch.tensor([3, 12])), "target_slots must lie in"),
     ],
 )

@@ -167,10 +167,7 @@ def test_packaged_weights_of_another_model_are_refused(cache):
         compose("smoke", [*STUDY, "model=tiny"])
 
 
-@pytest.mark.parametrize(
-    "needs",
-    [["workload.tokenizer=smollm2-135m"], ["workload.questions.retrieval=dense"], STUDY],
-)
+@pytest.mark.parametrize("needs", [["workload.tokenizer=smollm2-135m"], ["workload.questions.retrieval=dense"], STUDY])
 def test_packaged_models_need_the_environment_answers(cache, monkeypatch, needs):
     monkeypatch.setattr(model_files, "distribution", lambda name: (_ for _ in ()).throw(PackageNotFoundError(name)))
     settings = ["workload=questions", "workload.questions.requests=null"]

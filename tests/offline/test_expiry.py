@@ -34,13 +34,7 @@ def brute_force(prompts: list[np.ndarray], times: list[float], expiry: Expiry) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    "expiry",
-    [
-        Expiry(4.0),
-        Expiry(4.0, refreshes=False),
-        Expiry(9.5, least=32, unit=8),
-        Expiry(1e9),
-    ],
+    "expiry", [Expiry(4.0), Expiry(4.0, refreshes=False), Expiry(9.5, least=32, unit=8), Expiry(1e9)]
 )
 def test_reuse_equals_a_list_of_times(seed: int, expiry: Expiry):
     prompts = random_prompts(seed)

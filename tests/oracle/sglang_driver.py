@@ -88,9 +88,7 @@ def patch(page, tree):
 
     execution = SimpleNamespace(
         mamba=SimpleNamespace(
-            mamba_max_states_per_path=-1,
-            enable_mamba_extra_buffer=True,
-            enable_mamba_extra_buffer_lazy=False,
+            mamba_max_states_per_path=-1, enable_mamba_extra_buffer=True, enable_mamba_extra_buffer_lazy=False
         )
     )
     chunk = max(STATE_CHUNK, page)

@@ -181,10 +181,7 @@ MODELS = {
         laurel_rank=64,
     ),
     "gemma-4-e4b": sizes(
-        *("gemma4_text", 42, 2560, 8, 2, 256),
-        sliding_window=512,
-        global_head_dim=512,
-        num_kv_shared_layers=18,
+        *("gemma4_text", 42, 2560, 8, 2, 256), sliding_window=512, global_head_dim=512, num_kv_shared_layers=18
     ),
     "cohere2-moe, 49 layers": sizes(
         *("cohere2_moe", 49, 4096, 64, 8, 128),

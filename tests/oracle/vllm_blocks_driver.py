@@ -64,10 +64,7 @@ def ask(model: ModelConfig, kv: str, drafts: int, devices: int) -> list[int]:
     Platform._align_hybrid_block_size(config, FlashAttentionBackend)
     kind, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
     size, padded = config.cache_config.block_size, config.cache_config.mamba_page_size_padded
-    shapes, dtypes = (
-        kind.get_mamba_state_shape_from_config(config),
-        kind.get_mamba_state_dtype_from_config(config),
-    )
+    shapes, dtypes = (kind.get_mamba_state_shape_from_config(config), kind.get_mamba_state_dtype_from_config(config))
     state = MambaSpec(block_size=size, shapes=shapes, dtypes=dtypes, mamba_cache_mode="align")
     page = MambaSpec(block_size=size, shapes=shapes, dtypes=dtypes, page_size_padded=padded, mamba_cache_mode="align")
     attention = FullAttentionSpec(

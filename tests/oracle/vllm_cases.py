@@ -414,13 +414,7 @@ def _documents(draw: random.Random, block: int) -> list[Case]:
         question = text(draw.randrange(10**6), draw.randint(1, 2 * block))
         document = draw.choice(documents)
         cut = draw.choice((len(document), len(document), draw.randint(1, len(document))))
-        requests.append(
-            {
-                "tokens": document[:cut] + question,
-                "output_len": draw.randint(1, 30),
-                "arrive_step": step,
-            }
-        )
+        requests.append({"tokens": document[:cut] + question, "output_len": draw.randint(1, 30), "arrive_step": step})
     return requests
 
 
@@ -480,10 +474,4 @@ def _mixed(draw: random.Random, block: int) -> list[Case]:
     return requests
 
 
-KINDS = {
-    "burst": _burst,
-    "documents": _documents,
-    "chat": _chat,
-    "decode": _decode,
-    "mixed": _mixed,
-}
+KINDS = {"burst": _burst, "documents": _documents, "chat": _chat, "decode": _decode, "mixed": _mixed}

@@ -71,10 +71,7 @@ def cache_config(case: dict) -> CacheConfig:
     """The cache's settings; states are as wide as a block, or as the longest request where prefixes are not cached."""
     options = {"block_size": case["block_size"], "enable_prefix_caching": case.get("prefix_caching", True)}
     if case.get("mamba_mode"):
-        options |= {
-            "mamba_cache_mode": case["mamba_mode"],
-            "mamba_block_size": state_width(case),
-        }
+        options |= {"mamba_cache_mode": case["mamba_mode"], "mamba_block_size": state_width(case)}
     if case.get("retention") is not None:
         options["prefix_cache_retention_interval"] = case["retention"]
     return CacheConfig(**options)
@@ -143,11 +140,7 @@ def make_scheduler(case: dict) -> tuple[Scheduler, int]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(
-            model=folder,
-            tokenizer=folder,
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            max_model_len=longest,
+            model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=longest
         )
     batch = SchedulerConfig(
         max_num_seqs=case["max_num_seqs"],

@@ -34,11 +34,7 @@ try:
     from vllm.models.deepseek_v4 import attention as packed_attention
     from vllm.models.deepseek_v4.compressor import CompressorStateCache
     from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
-    from vllm.v1.core.kv_cache_planning import (
-        _get_kv_cache_bytes_per_block,
-        get_kv_cache_groups,
-        get_uniform_page_size,
-    )
+    from vllm.v1.core.kv_cache_planning import _get_kv_cache_bytes_per_block, get_kv_cache_groups, get_uniform_page_size
 except ImportError:  # before 0.33
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups, get_uniform_page_size
 from vllm.v1.kv_cache_interface import (

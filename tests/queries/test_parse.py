@@ -120,10 +120,7 @@ NODE = f"a string or an object with one key, {KINDS}"
         ('{"seq": "a"}', "query.seq is a string; expected a list of nodes"),
         ('{"seq": [{"user": ["a"]}]}', "query.seq[0].user is a list; expected a string"),
         ('{"seq": [{"user": false}]}', "query.seq[0].user is false; expected a string"),
-        (
-            '{"seq": ["\\udc00"]}',
-            "query.seq[0] holds half of a surrogate pair; expected text that UTF-8 can write",
-        ),
+        ('{"seq": ["\\udc00"]}', "query.seq[0] holds half of a surrogate pair; expected text that UTF-8 can write"),
         ('{"plus": []}', "query holds no message; expected at least one of system, user, assistant"),
     ],
 )

@@ -52,11 +52,7 @@ BEGINS_INSIDE = (
             "tokenizer=toy has no chat template; expected a folder with tokenizer.json and, beside it,"
             " tokenizer_config.json with chat_template, or one given by hand",
         ),
-        (
-            TRIMMING,
-            '(seq (system "s") (plus "a" "doc b ") "q")',
-            CHANGED.format("3, user 'doc b '"),
-        ),
+        (TRIMMING, '(seq (system "s") (plus "a" "doc b ") "q")', CHANGED.format("3, user 'doc b '")),
         (
             THINKING,
             '(seq "q" (assistant "<think>well</think>so") "and?")',
@@ -66,11 +62,7 @@ BEGINS_INSIDE = (
         (THINKING, '(seq "q" (plus "a" (assistant "b")))', BY_PLACE.format(3)),
         (THINKING, '(seq "q" (plus (seq "a" (assistant "b"))))', BY_PLACE.format(2)),
         (SHARED_MARK, '(plus "a" (assistant "b"))', BY_PLACE.format(2)),
-        (
-            ANSWERS_NUMBERED,
-            '(seq (plus (seq "a" (assistant "b"))) "q")',
-            OTHERWISE.format("user+assistant"),
-        ),
+        (ANSWERS_NUMBERED, '(seq (plus (seq "a" (assistant "b"))) "q")', OTHERWISE.format("user+assistant")),
         (closing_by_length(3), '(seq (plus "a") "q")', OTHERWISE.format("user")),
         (
             closing_by_length(4) + "{% if add_generation_prompt %}:{% endif %}",
@@ -86,11 +78,7 @@ BEGINS_INSIDE = (
         ),
         (WITHOUT_OPENING, '"a"', CLOSED),
         ("{{ messages[-1].content }}", '(seq "a" "b")', REORDERED),
-        (
-            "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
-            '(seq "a" "b")',
-            REORDERED,
-        ),
+        ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", '(seq "a" "b")', REORDERED),
         (CHATML.replace("<|im_end|>", BOS), '(seq "a" "b")', BEGINS_INSIDE.format(4)),
         (ONLY_USERS_BEGIN, '(seq "a" (assistant "b") "c")', BEGINS_INSIDE.format(11)),
         (

@@ -61,21 +61,14 @@ def test_numbers_are_lines_over_sorted_values():
     assert lines["pic"].get_xdata().tolist() == [4, 64]
     assert lines["pic"].get_ydata().tolist() == [50, 80]
     assert lines["infinite cache:\nspans anywhere"].get_ydata().tolist() == [80, 80]
-    assert (ax.get_xscale(), ax.get_xlabel(), ax.get_ylabel()) == (
-        "log",
-        "memory budget (GiB)",
-        "token hit rate (%)",
-    )
+    assert (ax.get_xscale(), ax.get_xlabel(), ax.get_ylabel()) == ("log", "memory budget (GiB)", "token hit rate (%)")
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64"]
 
 
 def test_categories_are_dots_with_the_best_arm_on_top():
     (ax,) = drawn(ORDERS).axes
     placed = {category: [(x, round(y)) for x, y in positions] for category, positions in marks(ax).items()}
-    assert placed == {
-        "shuffled": [(0, 0), (10, 1), (70, 2)],
-        "as_given": [(0, 0), (25, 1), (75, 2)],
-    }
+    assert placed == {"shuffled": [(0, 0), (10, 1), (70, 2)], "as_given": [(0, 0), (25, 1), (75, 2)]}
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["none", "radix", "pic"]
 
 

@@ -266,8 +266,4 @@ def test_loads_have_their_delays_and_intervals(full):
 def test_a_study_of_one_load_has_no_load_table(full, degenerate):
     assert [table.name for table in study_tables(full)] == ["arms", "losses", "load"]
     for study in degenerate.values():
-        assert [table.name for table in study_tables(study)] == [
-            "arms",
-            "losses",
-            *(["load"] if study.load else []),
-        ]
+        assert [table.name for table in study_tables(study)] == ["arms", "losses", *(["load"] if study.load else [])]

@@ -66,12 +66,7 @@ def test_a_failed_write_preserves_the_old_file(degenerate, tmp_path, monkeypatch
     ("modules", "absent"),
     [
         (
-            (
-                "spanlab.report.data",
-                "spanlab.analyses.summary",
-                "spanlab.report.table",
-                "spanlab.report.figures",
-            ),
+            ("spanlab.report.data", "spanlab.analyses.summary", "spanlab.report.table", "spanlab.report.figures"),
             "matplotlib",
         ),
         (("spanlab.report.style", "spanlab.report.curves", "spanlab.report.sweep"), "matplotlib"),

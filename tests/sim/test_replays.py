@@ -23,10 +23,7 @@ def ttft_ns(replay: Replay | None, chunk: int, rules: ReuseRules | None = None) 
     """Times to first token of a document, and of 30 of its 40 tokens with a tail: its state stands at 8."""
     rules = rules or ReuseRules(needs_states=True, replay=replay)
     policy = make_tree_policy(rules, placer=Rule(lambda prefill: (8,)), kv_bytes=2)
-    requests = [
-        Request(0, 0, (Span(DOCUMENT),)),
-        Request(1, 0, (Span(DOCUMENT[:30]), Span(TAIL)), arrived_at=10**9),
-    ]
+    requests = [Request(0, 0, (Span(DOCUMENT),)), Request(1, 0, (Span(DOCUMENT[:30]), Span(TAIL)), arrived_at=10**9)]
     records, _ = serve(requests, policy, RooflineTiming(make_model(), SLOW), BatchRules(chunk, 4))
     return [round((record.first_token_s - record.arrived_s) * 1e9) for record in records.values()]
 

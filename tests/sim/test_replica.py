@@ -222,12 +222,7 @@ def run_replica(tmp_path: Path, path: Path, entries: int) -> dict[str, tuple[int
     """Hits and reused tokens of every arm of the entry on a Parquet file."""
     settings = compose(
         "sparse_prefix_replica",
-        [
-            f"workload.path={path}",
-            f"output.root={tmp_path}/out",
-            "output.figures=false",
-            f"store.entries={entries}",
-        ],
+        [f"workload.path={path}", f"output.root={tmp_path}/out", "output.figures=false", f"store.entries={entries}"],
     )
     folder = run_study(settings, "sparse_prefix_replica", tmp_path / "out")
     arms = json.loads((folder / "summary.json").read_text())["arms"]

@@ -68,11 +68,7 @@ def test_rows_that_verify_read_the_context_once_and_each_need_logits():
     plain = features(ScheduledStep([], sequences, []), 0)
     counts = features(ScheduledStep([], sequences, [], drafts=[2, 1]), 0)
     assert counts.decode_context == plain.decode_context == 7 + 5
-    changed = {
-        "prefill_tokens": 3,
-        "prefill_pairs": (7 + 1) + (7 + 2) + (5 + 1),
-        "num_first_tokens": 3,
-    }
+    changed = {"prefill_tokens": 3, "prefill_pairs": (7 + 1) + (7 + 2) + (5 + 1), "num_first_tokens": 3}
     assert counts == plain._replace(**changed)
 
 

@@ -49,8 +49,7 @@ def test_one_point_leaves_no_trace_in_the_next(composer):
 
 
 @pytest.mark.parametrize(
-    ("override", "error"),
-    [("arrivals.rate=2", ValueError), ("arrivals.rate_rps=fast", ValueError)],
+    ("override", "error"), [("arrivals.rate=2", ValueError), ("arrivals.rate_rps=fast", ValueError)]
 )
 def test_a_full_composition_explains_a_mistake(composer, override, error):
     with pytest.raises(error, match=r"arrivals\.rate"):

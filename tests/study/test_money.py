@@ -87,10 +87,7 @@ def test_no_price_shows_no_money(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [
-        ("price.cached=1", "price.cached=1 with price.input=null: expected both"),
-        ("price.input=-1", "price.input=-1"),
-    ],
+    [("price.cached=1", "price.cached=1 with price.input=null: expected both"), ("price.input=-1", "price.input=-1")],
 )
 def test_senseless_prices_are_refused(setting: str, message: str):
     with pytest.raises(ValueError, match=message):

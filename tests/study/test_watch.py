@@ -201,10 +201,7 @@ def test_metrics_are_summed_over_engines():
         ({"events": "tcp://127.0.0.1:65535", "ranks": 2}, "expected tcp://HOST:PORT"),
         ({"events": "tcp://0.0.0.0:5557"}, "expected an address of this machine alone"),
         ({"events": "tcp://127.0.0.1:5557", "socket": "both"}, "socket=both: expected"),
-        (
-            {"events": "tcp://127.0.0.1:5557", "base_url": "server:8000"},
-            "base_url=server:8000: expected http://HOST",
-        ),
+        ({"events": "tcp://127.0.0.1:5557", "base_url": "server:8000"}, "base_url=server:8000: expected http://HOST"),
         ({"events": "tcp://127.0.0.1:5557", "replay": "5558"}, "replay=5558: expected tcp://HOST:PORT"),
         ({"events": "tcp://127.0.0.1:5557", "duration_s": 0}, "duration_s=0: expected"),
     ],

@@ -11,14 +11,7 @@ import pyarrow
 from pyarrow import parquet
 
 from .agent_samples import claude_session, codex_session, gemini_session
-from .cloud_samples import (
-    converse_lines,
-    gemini_lines,
-    helicone_lines,
-    invocations,
-    openrouter_lines,
-    portkey_lines,
-)
+from .cloud_samples import converse_lines, gemini_lines, helicone_lines, invocations, openrouter_lines, portkey_lines
 from .span_samples import langfuse_lines, litellm_lines, otel_lines
 
 FIRST = [*range(32), *range(100, 108)]

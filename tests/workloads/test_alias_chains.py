@@ -32,11 +32,7 @@ def deduced(documents, question):
 
 
 chain_lists = st.builds(
-    alias_chains,
-    st.integers(1, 3),
-    st.integers(SHORTEST_DOCUMENT, 60),
-    st.integers(0, 9),
-    st.integers(0, 2**63 - 1),
+    alias_chains, st.integers(1, 3), st.integers(SHORTEST_DOCUMENT, 60), st.integers(0, 9), st.integers(0, 2**63 - 1)
 )
 
 

@@ -44,10 +44,7 @@ def write(path: Path, text: str) -> Path:
         ('{"article_id": 1, "article": "x", "question": null}', "line 1 has question=null, not a string"),
         ('{"article_id": 1, "article": "x", "questions": {}}', "line 1 has questions={}, not a list"),
         ('{"article_id": 1, "article": "x", "questions": [1]}', "line 1 has 1 in questions, not an object"),
-        (
-            '{"article_id": 1, "article": "x", "question": "q", "options": "ab"}',
-            'line 1 has options="ab", not a list',
-        ),
+        ('{"article_id": 1, "article": "x", "question": "q", "options": "ab"}', 'line 1 has options="ab", not a list'),
         ('{"article_id": 1, "article": "x", "question": "q", "options": [1]}', "line 1 has 1 in options, not a string"),
         (
             '{"article_id": 1, "article": "x", "question": "q", "options": ["a"], "gold_label": "1"}',
@@ -181,15 +178,9 @@ def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, make_token
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ("poetry",),
-            "workload.kind=poetry: expected one of .*quality, .*synthetic, .*",
-        ),
+        (("poetry",), "workload.kind=poetry: expected one of .*quality, .*synthetic, .*"),
         (("tokenised", "shape"), "workload.source=shape: expected one of local"),
-        (
-            ("system_prompts", "hub"),
-            "workload.source=hub: expected one of shape, local",
-        ),
+        (("system_prompts", "hub"), "workload.source=hub: expected one of shape, local"),
     ],
 )
 def test_an_unknown_kind_or_source_lists_the_known_ones(arguments: tuple[str, ...], sentence: str):

@@ -247,10 +247,7 @@ def test_body_that_the_proxy_stored_is_the_prompt(tmp_path: Path):
         ({"prompt_tokens": 60, "total_tokens": 67}, (8, 32, 20, 7)),
         ({"prompt_tokens": 60, "total_tokens": 119}, (60, 32, 20, 7)),
         ({"metadata": None}, (60, 0, 0, 7)),
-        (
-            {"metadata": {"usage_object": {"input_tokens": 55, "cache_read_input_tokens": 3}}},
-            (55, 3, 0, 7),
-        ),
+        ({"metadata": {"usage_object": {"input_tokens": 55, "cache_read_input_tokens": 3}}}, (55, 3, 0, 7)),
     ],
 )
 def test_prompt_includes_cached_tokens_or_not(tmp_path: Path, row: dict[str, Any], expected: tuple[int, ...]):

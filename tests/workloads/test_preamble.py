@@ -153,10 +153,7 @@ def test_a_shape_keeps_what_prompts_with_preambles_share():
     [
         ({"fixed": {"share": 0.5, "tokens": 9}}, "*.share=none 1, fixed 0.5: expected shares that sum to 1"),
         ({"none": {"share": -0.5}}, "none.share=-0.5: expected a share from 0 to 1"),
-        (
-            {"none": {"share": 0}, "fixed": {"share": 1}},
-            "fixed.tokens=null with workload.preamble.fixed.share=1",
-        ),
+        ({"none": {"share": 0}, "fixed": {"share": 1}}, "fixed.tokens=null with workload.preamble.fixed.share=1"),
         ({"none": {"share": 0}, "user": {"share": 1, "tokens": 0, "count": 1}}, "user.tokens=0: expected a number"),
         ({"none": {"share": 0}, "tenant": {"share": 1, "tokens": 5}}, "tenant.count=null with workload.preamble.tena"),
         ({"none": {"share": 0}, "tenant": {"share": 1, "tokens": 5, "count": 0}}, "tenant.count=0: expected a number"),

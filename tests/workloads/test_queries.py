@@ -254,10 +254,7 @@ def test_the_builtin_tokenizer_is_named(tmp_path: Path):
         ({"query": seq("a", {"plus": ["b", 3]})}, "query.seq[1].plus[1] is a number; expected a string or an object"),
         ({"query": None}, "query is null; expected"),
         ({"query": "\ud800"}, "query holds half of a surrogate pair"),
-        (
-            {"query": "a", "outputs": 3},
-            "outputs is an unknown field; expected one of output_tokens, arrived_s, group",
-        ),
+        ({"query": "a", "outputs": 3}, "outputs is an unknown field; expected one of output_tokens, arrived_s, group"),
         ({"query": "a", "line": 3}, "line is an unknown field; expected one of"),
         ({"query": "a", "output_tokens": 0}, "output_tokens is 0; expected a whole number from 1 up"),
         ({"query": "a", "output_tokens": True}, "output_tokens is true; expected a whole number from 1 up"),

@@ -84,11 +84,7 @@ def test_records_of_aiperf_are_read_by_time(tmp_path: Path):
         ),
         (
             aiperf_record(
-                0,
-                metrics={
-                    "input_sequence_length": {"value": 1},
-                    "time_to_first_token": {"value": 1, "unit": "days"},
-                },
+                0, metrics={"input_sequence_length": {"value": 1}, "time_to_first_token": {"value": 1, "unit": "days"}}
             ),
             "metrics.time_to_first_token.unit: expected ns, us, ms or s, not 'days'",
         ),

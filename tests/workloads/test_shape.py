@@ -187,11 +187,7 @@ def test_committed_quality_shape_equals_a_fresh_measure(tmp_path: Path, shared: 
 def test_committed_system_prompt_shape_equals_a_fresh_measure(tmp_path: Path, shared: Path):
     table, queries = shared / "system_prompts" / "system_prompts_qwen2.parquet", shared / "user_queries"
     fresh = make_shape(
-        "system_prompts",
-        table,
-        shared / "tokenizers" / "qwen2",
-        tmp_path,
-        queries_path=queries / "user_queries.jsonl",
+        "system_prompts", table, shared / "tokenizers" / "qwen2", tmp_path, queries_path=queries / "user_queries.jsonl"
     )
     check_equals_committed(fresh, "system_prompts")
 

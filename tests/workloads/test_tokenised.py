@@ -82,10 +82,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str):
         ({"tokens": [[1, 2, 3], [], [1, 2]], "n_tokens": [3, 0, 2]}, "has a row without tokens in column 'tokens'"),
         ({"tokens": [[1, 2, 3], None, [1, 2]]}, "has empty values in column 'tokens'"),
         ({"tokens": [[1, None, 3], [1, 2], [1, 2]]}, "has empty token ids in column 'tokens'"),
-        (
-            {"tokens": [[1, -2, 3], [1, 2], [1, 2]]},
-            "has column 'tokens' with ids from -2 to 3; expected 0 to",
-        ),
+        ({"tokens": [[1, -2, 3], [1, 2], [1, 2]]}, "has column 'tokens' with ids from -2 to 3; expected 0 to"),
         ({"tokens": ["a", "b", "c"]}, "has column 'tokens' of type string; expected lists of integers"),
         ({"n_tokens": ["3", "2", "2"]}, "has column 'n_tokens' of type string; expected integers"),
         ({"group_id": [[1], [1], [2]]}, "has column 'group_id' of type list.*; expected names"),

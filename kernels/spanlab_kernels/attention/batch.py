@@ -210,9 +210,8 @@ class SpanBatch:
     max_position: int  # of a key, 0 without keys
     starts: Starts
     positions: Numbers  # of the spans, on the host [S]
-    groups_on_host: GroupArrays | None = field(
-        repr=False
-    )  # the source of the batch; None if rows were chosen on the device
+    # the source of the batch; None if rows were chosen on the device
+    groups_on_host: GroupArrays | None = field(repr=False)
 
     @property
     def rows(self) -> int:
@@ -343,9 +342,8 @@ def pack(
 
 def _least(index: Numbers, spans: Numbers) -> Numbers:
     """The least index from each span to the last of its group, [S]; 0 for spans without a group."""
-    group = (
-        np.repeat(np.arange(len(spans)), spans) << 32
-    )  # above any index, so that the minimum is within the group
+    # above any index, so that the minimum is within the group
+    group = np.repeat(np.arange(len(spans)), spans) << 32
     least = np.zeros_like(index)
     least[: len(group)] = np.minimum.accumulate((index[: len(group)] + group)[::-1])[::-1] - group
     return least

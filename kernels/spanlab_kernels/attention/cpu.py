@@ -25,9 +25,8 @@ from spanlab_kernels.attention.reference import Angles, angles_at, flash, folded
 # Planning of the CPU path: groups of several rows become calls of dense attention.
 # ------------------------------------------------------------------------------
 
-MASKED_ROWS = (
-    256  # scattered rows per mask, which bounds its size; keys before all of them need no mask
-)
+# scattered rows per mask, which bounds its size; keys before all of them need no mask
+MASKED_ROWS = 256
 SHORT_RUN = 16  # rows: for shorter runs, one mask is faster than one call per run
 COPIED_KEYS = 512  # of a run: up to this length, copying it next to its neighbour is faster than a separate call
 ROTATED_KEYS = 4  # per row of a call: up to this number, rotating the keys costs no more than rotating the rows
@@ -43,9 +42,8 @@ class Call:
     key_shift: int  # positions by which keys still have to be rotated; applied to the query instead
     causal: bool = False  # row i sees keys up to i, both counted from the first
     masked: bool = False  # rows see the keys up to their index in the prompt
-    rotates_keys: bool = (
-        False  # keys are copied and rotated, so that spans of different shifts share the call
-    )
+    # keys are copied and rotated, so that spans of different shifts share the call
+    rotates_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,13 @@ class Plan:
     its calls, each with the slots of its keys in the pool: a slice where they are consecutive.
     """
 
-    order: (
-        Tensor | None
-    )  # rows of the batch in the order of the plan; None if the order is the same
+    # rows of the batch in the order of the plan; None if the order is the same
+    order: Tensor | None
     query_index: Tensor  # of each row, in the order of the plan
     query_shift: Tensor  # of each row, in the order of the plan
     keys: Keys
-    key_shifts: (
-        Tensor | None
-    )  # shift of each key in calls that rotate keys, int64 [K]; None without such calls
+    # shift of each key in calls that rotate keys, int64 [K]; None without such calls
+    key_shifts: Tensor | None
     groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]]
 
 
@@ -160,9 +156,8 @@ def _calls(rows: _Rows, index: int, keys: tuple[int, int], key_shift: int) -> It
     if row < full < rows.last and full < rows.run_end(full - 1):
         full += 1  # the row of the last key belongs to the run before it
     while row < full:
-        visible_end = (
-            first_key + rows.indices[row] - index
-        )  # all rows see the keys before that of the first row
+        # all rows see the keys before that of the first row
+        visible_end = first_key + rows.indices[row] - index
         stop = min(full, rows.run_end(row))
         masked = stop < full and stop - row < SHORT_RUN
         if masked:
@@ -237,9 +232,8 @@ def _length(call: Call) -> int:
 # merged at once.
 # ------------------------------------------------------------------------------
 
-READ_IN_PLACE = (
-    64  # keys of a run: copying fewer next to the row's other keys is faster than a separate call
-)
+# keys of a run: copying fewer next to the row's other keys is faster than a separate call
+READ_IN_PLACE = 64
 
 
 class Run(NamedTuple):
@@ -334,8 +328,7 @@ def _merge_outputs(out: Tensor, lse: Tensor, plan: RowPlan) -> tuple[Tensor, Ten
     return (out[plan.joined] * weights).sum(1), each.logsumexp(1)
 
 
-# -- the plan
-# ---------------------------------------------------------------------------------------------------------
+# -- the plan --------------------------------------------------------------------------------------
 
 
 class _Reads(NamedTuple):
@@ -408,9 +401,8 @@ def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
     begins_run[begins] = True
     start = np.flatnonzero(begins_run)
     read_index = np.searchsorted(ends, start, side="right")
-    key = (start - begins[read_index]) * page - offset[
-        read_index
-    ]  # of the read; negative if its first page has other keys before
+    # of the read; negative if its first page has other keys before
+    key = (start - begins[read_index]) * page - offset[read_index]
     stop = np.minimum(key + np.diff(start, append=len(ids)) * page, reads.visible[read_index])
     first = np.maximum(key, 0)
     slot = ids[start].astype(np.int64) * page + first - key
@@ -687,9 +679,8 @@ def _attend_to(
     else:
         mask = None
     # kv heads are the batch dimension; a stride of 0 repeats keys for the heads that share them
-    heads = (
-        q[0].unflatten(1, (call.rows[1] - call.rows[0], -1)).transpose(1, 2)
-    )  # [kv_heads, heads per kv head, rows, D]
+    # [kv_heads, heads per kv head, rows, D]
+    heads = q[0].unflatten(1, (call.rows[1] - call.rows[0], -1)).transpose(1, 2)
     key, value = (x[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
     out, lse = flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
     return out.permute(2, 1, 0, 3).flatten(0, 1), lse.permute(2, 1, 0).flatten(0, 1)

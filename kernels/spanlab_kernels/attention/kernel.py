@@ -127,9 +127,8 @@ def last_not_above(starts, first, end, bound):
 @triton.jit
 def _load_rows(pool, at_row, channel, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
     """Load channels of rows of the pool; 0 for padding channels."""
-    from_row = (pool + channel)[
-        None, :
-    ] + at_row  # in this order, the sum with the channel is computed once
+    # in this order, the sum with the channel is computed once
+    from_row = (pool + channel)[None, :] + at_row
     return (
         tl.load(from_row, mask=(channel < HEAD_DIM)[None, :], other=0.0)
         if PADDED

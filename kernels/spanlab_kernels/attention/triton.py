@@ -93,9 +93,8 @@ class Library(ABC):
 
 @cache
 def _is_installed(module: str) -> bool:
-    return (
-        importlib.util.find_spec(module) is not None
-    )  # searches folders, which takes longer than a launch
+    # searches folders, which takes longer than a launch
+    return importlib.util.find_spec(module) is not None
 
 
 class FlashAttention(Library):
@@ -378,12 +377,10 @@ def copy_rotated(
 
 
 KEYS_PER_PIECE = 256  # at least: with fewer, merging costs more than it saves
-ROTATE_ONCE_ENTRIES = (
-    1024  # pairs (row, head of a kv head) of a group from which copies are cheaper; an estimate
-)
-IN_PLACE_DIM = (
-    128  # above, the product that puts rows in place needs more memory than a multiprocessor has
-)
+# pairs (row, head of a kv head) of a group from which copies are cheaper; an estimate
+ROTATE_ONCE_ENTRIES = 1024
+# above, the product that puts rows in place needs more memory than a multiprocessor has
+IN_PLACE_DIM = 128
 LEAST_DOT = 16  # channels: the fewest of a matrix product in Triton
 
 
@@ -469,9 +466,8 @@ def _launch(
         multiplies_registers(query.device),
     )
     if form == "QR" and head_dim > IN_PLACE_DIM and not from_registers:
-        entries = min(
-            entries, 64
-        )  # more rows, rotated and not rotated, do not fit into the registers of these devices
+        # more rows, rotated and not rotated, do not fit into the registers of these devices
+        entries = min(entries, 64)
     size = blocks(head_dim, query.dtype, entries, query.device)
     in_place = form == "QR" and size.m >= 64 and head_dim <= IN_PLACE_DIM and from_registers
     tiles = list_tiles(batch, size.n, per_key=bool(constants["ROTATE_KEYS"]))

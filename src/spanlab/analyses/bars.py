@@ -71,10 +71,8 @@ SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD =
     0.05,
     0.20,
 )
-TENFOLD, CLEARLY_TENFOLD = (
-    10.0,
-    12.0,
-)  # the required speedup, and the predicted speedup from which it is required
+# the required speedup, and the predicted speedup from which it is required
+TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0
 ROOMY = 1.2  # capacity ÷ working set
 
 
@@ -244,9 +242,8 @@ def _once(columns: Columns, block: int) -> tuple[float, ...]:
     prompt, computed, seen = (columns[f"{name}_tokens"] for name in ("prompt", "computed", "seen"))
     late = columns["admitted_s"] >= columns["first_token_s"].min()
     new = prompt - np.minimum(seen, prompt - 1)
-    recomputing = (
-        int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1
-    )  # the first request has to compute it
+    # the first request has to compute it
+    recomputing = int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1
     return (
         int(late.sum()),
         int(computed[late].sum()),

@@ -368,9 +368,8 @@ def footer(finished: Finished) -> str:
     repeats = f" · {study.runs.repeats} repeats" if study.runs.repeats > 1 else ""
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
-    store = (
-        f"store {describe_store(study)} · " if study.backend != SERVER else ""
-    )  # unknown for a real server
+    # unknown for a real server
+    store = f"store {describe_store(study)} · " if study.backend != SERVER else ""
     arrivals = finished.study.arrivals
     if finished.shares:
         load = f"{arrivals.kind} at {', '.join(f'{share:g}' for share in finished.shares.values())} of saturation"

@@ -42,22 +42,16 @@ MOST_BREAKS = 6  # rows of the table
 MOST_SHORT = 2  # and of the one in a terminal
 AROUND = 80  # characters of both sides before and after a difference that a report holds without a tokenizer
 AROUND_TOKENS = 12  # and tokens with one
-_SHORT, _BEFORE = (
-    150,
-    60,
-)  # characters of a side in a terminal, and those of them before the difference
+# characters of a side in a terminal, and those of them before the difference
+_SHORT, _BEFORE = 150, 60
 _WINDOW = 400  # characters on each side of a difference that are cut into tokens
-_SAME_TEXT = (
-    256  # characters that two prompts share if they differ in a parameter and not in everything
-)
+# characters that two prompts share if they differ in a parameter and not in everything
+_SAME_TEXT = 256
 _OF_ALL_TOOLS = ("reordered_tools", "reordered_keys")  # classes that no single tool has
-_ROLE_OF = {
-    "changed_system_prompt": "system",
-    "changed_tools": "tools",
-}  # also where a side has another part there
-_LOOKED_UP = (
-    8  # sections behind a break by which an earlier prompt of the same conversation is found
-)
+# also where a side has another part there
+_ROLE_OF = {"changed_system_prompt": "system", "changed_tools": "tools"}
+# sections behind a break by which an earlier prompt of the same conversation is found
+_LOOKED_UP = 8
 
 # ------------------------------------------------------------------------------
 # The earlier request from which each request parts.

@@ -448,9 +448,8 @@ def compare_backends(finished: Finished) -> Findings:
     assert profile is not None and noise is not None, "engine runs have a profile and noise"
     profile.write(finished.folder / "profile.json")
     requests = tuple(remap_tokens(finished.workload.requests, finished.study.model.vocab_size))
-    jobs = Jobs(
-        finished.study, requests
-    )  # both backends need equal prompts: remapped ids may become equal
+    # both backends need equal prompts: remapped ids may become equal
+    jobs = Jobs(finished.study, requests)
     compared = [cell for arm in finished.files for cell in _compare_arm(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
     sentence = noise.sentence("conclusions") if alone else ""

@@ -31,10 +31,8 @@ from spanlab.settings.analyses import PROVIDERS, ExplainSettings
 # ------------------------------------------------------------------------------
 
 OWN = "ttl"  # name of a cache with the time to live of the settings
-FITTED = (
-    "fitted_shortest",
-    "fitted_longest",
-)  # and of caches with both ends of the fitted interval
+# and of caches with both ends of the fitted interval
+FITTED = ("fitted_shortest", "fitted_longest")
 
 
 def caches_of(settings: ExplainSettings, fitted: Mapping[str, Any] | None) -> dict[str, Expiry]:
@@ -92,12 +90,10 @@ def expiry_of(
 # The time to live that the provider's counts show.
 # ------------------------------------------------------------------------------
 
-LEAST_PREFIX = (
-    1024  # tokens: shorter prefixes are not cached by OpenAI, nor by the first models of Anthropic
-)
-LEAST_PART = (
-    512  # tokens of a prompt that one earlier request used last, to say whether they were found
-)
+# tokens: shorter prefixes are not cached by OpenAI, nor by the first models of Anthropic
+LEAST_PREFIX = 1024
+# tokens of a prompt that one earlier request used last, to say whether they were found
+LEAST_PART = 512
 LEAST_MISSES = 2  # lost prefixes behind the fitted time
 MOST_CONTRADICTIONS = 0.1  # of the prefixes that were found or lost
 

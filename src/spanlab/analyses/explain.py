@@ -129,9 +129,8 @@ def positions_of(facts: Facts) -> list[dict[str, Any]]:
     if not len(again):
         return []
     owner = paths.owner[again]
-    ends = paths.nodes[
-        again[np.append(owner[1:] != owner[:-1], True)]
-    ]  # end of each prompt's longest earlier prefix
+    # end of each prompt's longest earlier prefix
+    ends = paths.nodes[again[np.append(owner[1:] != owner[:-1], True)]]
     positions, index = np.unique(paths.node_stop[ends], return_inverse=True)
     requests = np.bincount(index)
     states = np.bincount(index[np.unique(ends, return_index=True)[1]], minlength=len(positions))
@@ -349,9 +348,8 @@ def _losses(kind: str, rows: Sequence[Summary]) -> Table:
 # ------------------------------------------------------------------------------
 
 SAME_LENGTH = 0.02  # reported and counted lengths that are nearer to each other are not mentioned
-SURPRISING = (
-    0.05  # a server that reuses so much less than possible has another problem than its prompts
-)
+# a server that reuses so much less than possible has another problem than its prompts
+SURPRISING = 0.05
 
 
 def reported_of(facts: Facts, reused: Ints) -> dict[str, Any] | None:
@@ -808,11 +806,6 @@ def _check(study: Study) -> None:
 
 ANALYSES.add(
     Analysis(
-        "explain",
-        explain,
-        needs=(LOG,),
-        options=ExplainSettings,
-        check=_check,
-        check_log=check_log,
+        "explain", explain, needs=(LOG,), options=ExplainSettings, check=_check, check_log=check_log
     )
 )

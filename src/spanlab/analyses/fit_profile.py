@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 # Storing a profile for studies on this machine.
 # ------------------------------------------------------------------------------
 
-CROSS_VALIDATION_LIMIT = (
-    0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
-)
+# median error at shapes left out of the fit: a calm machine has some 6 %
+CROSS_VALIDATION_LIMIT = 0.10
 
 
 def store_profile(profile: Profile, root: Path) -> str:
@@ -184,9 +183,8 @@ def draw_residuals(points: Sequence[Point], errors: NDArray[np.float64], footer:
         some = count > 0
         ax.plot(count[some], 100 * errors[some], ".", color=_COLOUR, markersize=3, alpha=0.5)
         ax.axhline(0, color=style.INK, linewidth=0.8)
-        style.log_scale(
-            ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max())
-        )  # small: room for few ticks
+        # small: room for few ticks
+        style.log_scale(ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max()))
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
         ax.tick_params(labelsize=7)
     below = 0.45 / figure.get_figheight()

@@ -231,11 +231,7 @@ def budgets_tables(data: MethodData) -> tuple[Table, ...]:
         for budget, entry in line
     ]
     chosen = (_FIELDS[-2], *_FIELDS[:5], _FIELDS[-1])  # times are in the table of all arms
-    fields = (
-        Field("method", "method", word, left=True),
-        Field("budget", "budget", word),
-        *chosen,
-    )
+    fields = (Field("method", "method", word, left=True), Field("budget", "budget", word), *chosen)
     budget = "budget = repaired tokens of each passage; of cache_blend and strided, percent of the prompt's tokens"
     notes = (budget, *(note for note in _notes(data) if not note.startswith("speedup")))
     return (tabulate("methods_budgets", "Quality over recomputed tokens", fields, rows, notes),)

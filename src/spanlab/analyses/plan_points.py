@@ -454,9 +454,8 @@ class Trials:
         os.truncate(path, len(lines + newline))
         rows = map(orjson.loads, lines.splitlines())
         self._results = {(row.pop("point"), row.pop("replication")): row for row in rows}
-        self._order: dict[
-            tuple[str, int], None
-        ] = {}  # cells in the order in which the plan asked for them
+        # cells in the order in which the plan asked for them
+        self._order: dict[tuple[str, int], None] = {}
 
     def outcomes(
         self, points: Sequence[Point], labels: Sequence[str], every: bool = False

@@ -444,9 +444,8 @@ def delays_table(runs: Sequence[Compared]) -> Table | None:
             continue
         row: dict[str, Any] = {"delay": label, "mean_s": float(np.nanmean(measured))}
         row |= {f"p{p}_s": float(np.nanpercentile(measured, p)) for p in (50, 95)}
-        row |= dict.fromkeys(
-            ("our_mean_s", "outside_s", "error")
-        )  # unknown without the server's steps
+        # unknown without the server's steps
+        row |= dict.fromkeys(("our_mean_s", "outside_s", "error"))
         if stepped:
             ours = np.concatenate(stepped)
             row["our_mean_s"] = float(np.nanmean(ours))

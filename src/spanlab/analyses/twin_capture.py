@@ -48,13 +48,8 @@ from spanlab.study.servers.steps import (
     read_run,
 )
 
-_SAME = (
-    "workload",
-    "arrivals",
-    "model",
-    "batch",
-    "data",
-)  # settings that repeats of a run have in common
+# settings that repeats of a run have in common
+_SAME = ("workload", "arrivals", "model", "batch", "data")
 _PRESET = "vllm_0_32"  # the rules that decide the server's steps again
 _STEPS, _CONFIG = "the server's log of steps", "the run's settings"
 

@@ -42,9 +42,8 @@ def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -
         np.searchsorted(ends, times.first_ns) + 1,
         np.searchsorted(ends, times.last_ns) + 1,
     )
-    arrives = np.searchsorted(
-        starts, log.arrived_s * 1e9
-    )  # the first step that begins after the arrival
+    # the first step that begins after the arrival
+    arrives = np.searchsorted(starts, log.arrived_s * 1e9)
     request_by_end = dict(zip(times.last_ns.tolist(), range(len(times.last_ns)), strict=True))
     moved = np.zeros((2, len(first), longer.shape[1]))
     for index in np.argsort(times.admitted_ns, kind="stable").tolist():

@@ -380,9 +380,8 @@ def read_untimed_log(log: Log, path: str, train_share: float) -> TimedLog:
 def _requests(log: Log) -> tuple[Request, ...]:
     """Return the requests of a log by their lengths; none shares a prefix with another."""
     prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
-    tokens = np.zeros(
-        int(prompts.max()), dtype=np.int32
-    )  # one array for all requests, since token ids are never read
+    # one array for all requests, since token ids are never read
+    tokens = np.zeros(int(prompts.max()), dtype=np.int32)
     columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
     return tuple(
         Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))

@@ -40,9 +40,8 @@ from spanlab_sim.timing import Nanoseconds
 from spanlab_sim.timings import FittedTiming
 
 INTERVAL = 0.05, 0.95  # of the draws of a request
-SPEED_STEPS = (
-    31  # over which a machine's speed is measured: some seconds, so that single steps do not count
-)
+# over which a machine's speed is measured: some seconds, so that single steps do not count
+SPEED_STEPS = 31
 NAMES = {"ttft": "TTFT", "e2e": "E2E latency"}  # metrics of the tables
 PREDICTORS = {
     "twin": "twin",

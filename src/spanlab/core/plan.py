@@ -364,24 +364,20 @@ class TreeAllocation:
     plan: ReusePlan
     work: tuple[Work, ...]
     nodes: list[Node]  # locked, with their ancestors; the cache span's next insertion starts there
-    stored: list[
-        int
-    ]  # the cache span's tokens on the locked path; 0 while a whole private entry is not stored yet
+    # the cache span's tokens on the locked path; 0 while a whole private entry is not stored yet
+    stored: list[int]
     captures: list[int]  # positions in the prompt, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
-    working_map: (
-        int  # of these, bytes of the map of a span being computed; 0 once the prompt is computed
-    )
-    states: list[
-        State
-    ]  # locked until read: a state at the first insertion, maps until the prompt is computed
+    # of these, bytes of the map of a span being computed; 0 once the prompt is computed
+    working_map: int
+    # locked until read: a state at the first insertion, maps until the prompt is computed
+    states: list[State]
     reserved_to: int  # KV of prompt and output up to here is reserved or stored
     captured: int = 0  # states stored so far, maps among them
     captured_maps: int = 0
-    links: dict[int, Node] = field(
-        default_factory=dict
-    )  # by cache span: nodes of stored repairs, locked
+    # by cache span: nodes of stored repairs, locked
+    links: dict[int, Node] = field(default_factory=dict)
     loading: bool = False
 
     @property

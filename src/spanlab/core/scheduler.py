@@ -108,16 +108,13 @@ class Scheduler:
         self.running: list[ScheduledSequence] = []  # in order of admission
         self.loading: list[ScheduledSequence] = []  # admitted, and not yet able to run
         self._num_started = 0  # sequences started so far, restarts included
-        self._decode_batch: DecodeBatch | None = (
-            None  # at the head of `running`; None after separate decodes
-        )
+        # at the head of `running`; None after separate decodes
+        self._decode_batch: DecodeBatch | None = None
         self._preempted_this_step = False  # whether the last planned step preempted a sequence
-        self._refused = (
-            False  # the head of the queue did not fit, and only decoding has happened since
-        )
-        self._preempted_alone: dict[
-            Request, int
-        ] = {}  # the last one, and its tokens that were not lost
+        # the head of the queue did not fit, and only decoding has happened since
+        self._refused = False
+        # the last one, and its tokens that were not lost
+        self._preempted_alone: dict[Request, int] = {}
 
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority."""
@@ -143,8 +140,7 @@ class Scheduler:
     def _spare_sequences(self) -> int:
         return self.rules.max_num_seqs - self._num_running
 
-    # -- planning
-    # -----------------------------------------------------------------------------------------------------
+    # -- planning ----------------------------------------------------------------------------------
 
     def schedule(self, now: int) -> ScheduledStep | None:
         """Fill the next step and reserve the memory that it writes; None where there is nothing to
@@ -239,10 +235,8 @@ class Scheduler:
         """Decode one token of a sequence; returns the rows used, 0 where the sequence was
         preempted."""
         if self._decode_batch is not None:
-            self._decode_batch, step.decodes = (
-                None,
-                list(step.decodes),
-            )  # that of the batch stays as it was
+            # that of the batch stays as it was
+            self._decode_batch, step.decodes = None, list(step.decodes)
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
             return 0
         step.decodes.append(sequence)
@@ -455,8 +449,7 @@ class Scheduler:
         batch.steps += times - 1
         step.repeats = times
 
-    # -- committing
-    # ---------------------------------------------------------------------------------------------------
+    # -- committing --------------------------------------------------------------------------------
 
     def complete(
         self,
@@ -676,9 +669,8 @@ class LockstepScheduler(Scheduler):
         super().__init__(ranks[0].policy, ranks[0].rules)
         self.ranks = tuple(ranks)
         self.rank_steps: list[ScheduledStep] = []
-        self._sent: list[list[Request]] = [
-            [] for _ in ranks
-        ]  # since the last step was planned: not counted by it
+        # since the last step was planned: not counted by it
+        self._sent: list[list[Request]] = [[] for _ in ranks]
 
     def add(self, request: Request) -> None:
         """Queue a request at the rank with the lowest load."""

@@ -357,9 +357,8 @@ class SpanReads:
     rotates: bool = False
 
 
-PREFIXES = (
-    ReuseRules()
-)  # for policies that reuse no spans: other fields do not affect the cost of a step
+# for policies that reuse no spans: other fields do not affect the cost of a step
+PREFIXES = ReuseRules()
 
 
 class StepFeatures(NamedTuple):

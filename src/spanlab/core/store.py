@@ -154,8 +154,7 @@ class Room:
         extends_leaf = length == node.depth and not node.children and node.parent is not None
         return length < stop and not extends_leaf
 
-    # -- eviction
-    # -----------------------------------------------------------------------------------------------------
+    # -- eviction ----------------------------------------------------------------------------------
 
     def _make_room(self, kv: int, state: int) -> None:
         budget, tree, token_bytes = self.budget, self.tree, self.token_bytes
@@ -403,8 +402,7 @@ class Store(Room):
         state.uses += 1
         self._states.used([state])
 
-    # -- locks
-    # --------------------------------------------------------------------------------------------------------
+    # -- locks -------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
         """Lock a node and its ancestors against eviction, until `unlock`."""

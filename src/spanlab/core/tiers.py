@@ -294,8 +294,7 @@ class Tier:
             else self.block_bytes
         )
 
-    # -- writing
-    # ------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def reserve(self, key: Key) -> list[Key] | None:
         """Reserve space for a block to be written; returns the evicted blocks, None where space is
@@ -334,8 +333,7 @@ class Tier:
             self._full[key] = None
             self.counts.written += 1
 
-    # -- reading
-    # ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def touch(self, key: Key) -> None:
         """Count a use of a block, if it is stored."""
@@ -456,16 +454,14 @@ class Tiers:
         self._stored: list[Key] = []  # stored by the step that is running
         self._evicted: list[Key] = []  # evicted from the device and not yet written
         self._ended: list[Load] = []
-        self._uses: dict[
-            Key, int
-        ] = {}  # of blocks in the device's memory, where a tier counts them
+        # of blocks in the device's memory, where a tier counts them
+        self._uses: dict[Key, int] = {}
         self._counts_uses = any(tier.rules.write == "second_hit" for tier in tiers)
 
     def __len__(self) -> int:
         return len(self.tiers)
 
-    # -- what the device does
-    # -----------------------------------------------------------------------------------------
+    # -- what the device does ----------------------------------------------------------------------
 
     def published(self, key: Key) -> None:
         """Note that the step being scheduled stores a block in the device's memory."""
@@ -514,8 +510,7 @@ class Tiers:
             if self.tiers[0].rules.write == "through":
                 self._write(0, stored[::-1], now)
 
-    # -- writing
-    # ------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _write(self, number: int, keys: Sequence[Key], now: int) -> None:
         """Write blocks to a tier in one transfer; blocks evicted for them go to the next tier or
@@ -563,8 +558,7 @@ class Tiers:
         if below < len(self.tiers) and self.tiers[below].rules.write == "through":
             self._write(below, keys, now)
 
-    # -- loading
-    # ------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def holder(self, key: Key, depth: int) -> int | None:
         """Return the number of the first of `depth` tiers that stores a block; None where none
@@ -604,9 +598,8 @@ class Tiers:
         return all(self.tiers[number].rules.load == "layerwise" for number in numbers)
 
     def _complete_read(self, number: int, load: Load, transfer: Transfer) -> None:
-        self.tiers[number].unpin(
-            reversed(load.keys[number])
-        )  # the end of a prompt is evicted first
+        # the end of a prompt is evicted first
+        self.tiers[number].unpin(reversed(load.keys[number]))
         load.pending -= 1
         load.ended_at = max(load.ended_at, transfer.ends_at)
         if not load.pending:

@@ -129,9 +129,8 @@ class CudaGraphs:
         return out
 
     def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        from spanlab_kernels.attention.kernel import (
-            forget_lists,
-        )  # imports Triton, which a CPU does not need
+        # imports Triton, which a CPU does not need
+        from spanlab_kernels.attention.kernel import forget_lists
 
         forget_lists()
         graph = torch.cuda.CUDAGraph()
@@ -161,9 +160,8 @@ class Padded:
         rows = pad_rows(tails, self._slot, self._spare.start)
         size = len(rows.slots), len(rows.independent)
         if size not in self._buffers:
-            room = max(
-                MIN_BYTES, 256 * sum(size)
-            )  # several int64 arrays per row and span, with alignment
+            # several int64 arrays per row and span, with alignment
+            room = max(MIN_BYTES, 256 * sum(size))
             self._buffers[size] = torch.empty(room, dtype=torch.uint8, device=self._device)
         transfer = TransferBatch(self._device, self._buffers[size])
         key, work = prepare(rows, transfer, for_replay=True)
@@ -453,8 +451,7 @@ class Forwards:
             self._decodes = DecodeRows(sequences, states, self._context, previous)
         return self._decodes.advance(self._packer.outputs)
 
-    # -- alternative answers
-    # ------------------------------------------------------------------------------------------
+    # -- alternative answers -----------------------------------------------------------------------
 
     def answer_logits(self, sequence: ScheduledSequence, answers: Ordered[Tokens]) -> list[Tensor]:
         """Logits [tokens − 1, V] of each answer after a prompt, without its first token; for
@@ -636,8 +633,7 @@ class Engine:
         """Free the memory of finished requests; stored blocks stay."""
         self._clear()
 
-    # -- requests
-    # -----------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         """Free the pages of requests that finished or were preempted since the last step."""
@@ -679,8 +675,7 @@ class Engine:
         chosen = self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
         return chosen[(chosen >= chunk.work.start) & (chosen < chunk.work.stop)]
 
-    # -- forwards
-    # -----------------------------------------------------------------------------------------------------
+    # -- forwards ----------------------------------------------------------------------------------
 
     def _forward(
         self, chunks: list[ScheduledChunk], decodes: list[ScheduledSequence], times: int

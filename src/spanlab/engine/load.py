@@ -188,9 +188,8 @@ def _structure(model: PreTrainedModel) -> str:
 def _layer(model: PreTrainedModel, layer: int) -> str:
     """Reason against a layer's settings and modules, or an empty string."""
     config: PreTrainedConfig = model.config
-    rotated = getattr(
-        config, "no_rope_layers", None
-    )  # 1 for layers that do rotate, despite the name
+    # 1 for layers that do rotate, despite the name
+    rotated = getattr(config, "no_rope_layers", None)
     if rotated and not rotated[layer]:
         return "does not rotate, unlike other layers"
     if getattr(config, "kv_lora_rank", None):
@@ -385,9 +384,8 @@ def convert(file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with redirect_stderr(io.StringIO()):  # hides progress bars per tensor; errors raise exceptions
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.float32
-        )  # required by the GGUF loader
+        # required by the GGUF loader
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         # transformers cannot save a model with a quantisation config: copy the weights to one
         # without
         keys = {
@@ -492,10 +490,8 @@ def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:
 # Measurement of a device's peak rates by large matrix products and a large copy.
 # ------------------------------------------------------------------------------
 
-_PRODUCT = {
-    "cpu": (512, 1024, 2048),
-    "cuda": (8192,),
-}  # rows of square matrices; the highest rate counts
+# rows of square matrices; the highest rate counts
+_PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}
 _COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far larger than any cache
 _ROUNDS = 3
 

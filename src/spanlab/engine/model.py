@@ -179,9 +179,8 @@ class AttentionContext(NamedTuple):
 # serve every step and every engine of a model.
 # ------------------------------------------------------------------------------
 
-ROWS = (
-    64  # a device computes up to so many rows in about the time of one: it reads the same weights
-)
+# a device computes up to so many rows in about the time of one: it reads the same weights
+ROWS = 64
 LARGEST = 512  # rows; the device needs more time for more of them than the host does without graphs
 
 Replay = Callable[[], None]
@@ -261,10 +260,8 @@ class Pieces:
     """
 
     def __init__(self, model: SpanModel, recorder: Recorder) -> None:
-        self._model, self._recorder = (
-            ref(model),
-            recorder,
-        )  # weak, so that a model that is no longer used is freed
+        # weak, so that a model that is no longer used is freed
+        self._model, self._recorder = ref(model), recorder
         self._captured: dict[tuple[int, int], _Captured] = {}
         heads = model.query_heads, model.head_dim
         self._attended = torch.zeros(LARGEST, *heads, dtype=model.dtype, device=model.device)

@@ -119,9 +119,8 @@ def dense_run(hf_model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: T
         attention_mask=blocked[None, None],
         use_cache=True,
     )
-    cached = [
-        layer for layer in out.past_key_values.layers if hasattr(layer, "keys")
-    ]  # recurrent layers have none
+    # recurrent layers have none
+    cached = [layer for layer in out.past_key_values.layers if hasattr(layer, "keys")]
     keys = torch.stack([layer.keys[0].transpose(0, 1) for layer in cached])
     values = torch.stack([layer.values[0].transpose(0, 1) for layer in cached])
     return DenseRun(out.logits[0].float(), keys, values)
@@ -304,9 +303,8 @@ def _logits(
     rows = torch.arange(len(ids), device=model.device)
     recur = recur_in_parts(model, _CUTS, states) if model.state_shape else None
     ours = model.forward(ids, rows, causal_attend(model), rows, recur=recur)
-    theirs = twin(input_ids=ids[None], use_cache=False).logits[
-        0
-    ]  # under the masks that transformers builds
+    # under the masks that transformers builds
+    theirs = twin(input_ids=ids[None], use_cache=False).logits[0]
     return ours, theirs.float()
 
 

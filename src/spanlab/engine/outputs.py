@@ -213,9 +213,8 @@ class Scorer:
         self._reference = _reference(path, (len(self._keys), vocabulary), is_reference)
         self._waiting: list[tuple[int, int, Tensor]] = []
         self._noted = dict.fromkeys(self._first, 0)
-        self._ends: dict[
-            int, Tensor
-        ] = {}  # logits at the end of the prompt, by request with options
+        # logits at the end of the prompt, by request with options
+        self._ends: dict[int, Tensor] = {}
         self._options: list[tuple[int, int, float]] = []
 
     def note(self, sequence: ScheduledSequence, row: Tensor) -> None:

@@ -66,9 +66,8 @@ class PagePool:
         self._storage = torch.zeros(sizes, dtype=dtype, device=device)
         if poison:
             self._storage.fill_(torch.nan)
-        self._free = np.arange(shape.pages)[
-            ::-1
-        ].copy()  # a stack: the top is at index free_pages - 1
+        # a stack: the top is at index free_pages - 1
+        self._free = np.arange(shape.pages)[::-1].copy()
         self.free_pages = shape.pages
         self._is_free = np.ones(shape.pages, bool)
 
@@ -80,8 +79,7 @@ class PagePool:
         """Values of a layer, [pages, page_size, Hkv, D], as a view."""
         return self._storage[layer, 1]
 
-    # -- allocation
-    # ---------------------------------------------------------------------------------------------------
+    # -- allocation --------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> PageIds:
         """Allocate `count` pages; OutOfMemoryError if fewer are free."""
@@ -106,8 +104,7 @@ class PagePool:
         if self.poison and len(pages):
             self._storage[:, :, torch.from_numpy(pages).to(self._storage.device)] = torch.nan
 
-    # -- memory
-    # -------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [N, Hkv, D] of one layer to slots [N]."""
@@ -362,8 +359,7 @@ class NodePages:
         """All pages of stored nodes."""
         return [page for pages in self._pages.values() for page in pages.tolist()]
 
-    # -- tree callbacks
-    # -----------------------------------------------------------------------------------------------
+    # -- tree callbacks ----------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
         """Divide a node's pages at the split; a node that is not registered yet has none."""

@@ -55,9 +55,8 @@ class RowChooser:
     ) -> None:
         self._layers = layers
         (self._free,) = to_device([free], torch.bool, device)
-        self._first = min(
-            rule.shallow_layers, layers
-        )  # the first layer that computes fewer rows in full
+        # the first layer that computes fewer rows in full
+        self._first = min(rule.shallow_layers, layers)
         self._gradual = rule.kind == "deviation_gradual"
         self._filters_queries = rule.filters_queries
         self._count, self._total = count, int(np.count_nonzero(free))

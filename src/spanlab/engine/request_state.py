@@ -78,9 +78,8 @@ class RequestState:
                 SpanPages(cache_span, base, pages, plan.stored // self.page_size, PageList(table))
             )
         self._private: list[PageIds] = []
-        self.repaired: np.ndarray | None = (
-            None  # prompt positions that a repair recomputes, once selected
-        )
+        # prompt positions that a repair recomputes, once selected
+        self.repaired: np.ndarray | None = None
         self._linked = set(allocation.links)
         for index, link in allocation.links.items():
             self.spans[index].copy.extend(nodes.path(link, link.depth))
@@ -155,8 +154,7 @@ class RequestState:
         span_pages = self.spans[index]
         return carried_rotation(self.key_layout, span_pages.cache_span, span_pages.base, rows)
 
-    # -- copies
-    # -------------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------
 
     def uncopied(self) -> list[int]:
         """Spans that a method with copies must still copy before they are read."""
@@ -183,8 +181,7 @@ class RequestState:
         inside = inside[inside < length]
         return self.slots(index, inside), self.slots(index, inside, in_copy=True)
 
-    # -- pages passed to the tree or freed
-    # ----------------------------------------------------------------------------
+    # -- pages passed to the tree or freed ---------------------------------------------------------
 
     def claim(self, index: int) -> None:
         """Register pages of nodes that the policy stores before their computation, so the same step
@@ -240,9 +237,8 @@ class RequestState:
         span_pages.pages.replace(first, pages)
         for other in self.spans:
             if other.pages is span_pages.pages:
-                copied = other.copy.ids[
-                    first : first + len(pages)
-                ]  # a page of the copy, or the page that is replaced
+                # a page of the copy, or the page that is replaced
+                copied = other.copy.ids[first : first + len(pages)]
                 updated = np.where(copied == private[: len(copied)], pages[: len(copied)], copied)
                 other.copy.replace(first, updated)
         self._pool.free(private)

@@ -295,9 +295,8 @@ class DecodeRows:
         self.reads = {state: previous.get(state) or _spans_of(state) for state in request_states}
         self._groups = joined([reads.groups for reads in self.reads.values()])
         self._independent = np.concatenate([reads.independent for reads in self.reads.values()])
-        self._last_spans = (
-            np.cumsum(self._groups.spans) - 1
-        )  # the last span of each row is its own cache span
+        # the last span of each row is its own cache span
+        self._last_spans = np.cumsum(self._groups.spans) - 1
 
     def advance(self, outputs: Mapping[int, list[int]]) -> TailRows:
         """Advance every row to its next token, and allocate pages for rows that start a new one.

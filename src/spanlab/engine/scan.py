@@ -26,11 +26,8 @@ from spanlab_kernels.chunk_scan import Chunks, Steps, scan
 # together; then states advance from chunk to chunk, in plain torch or by a kernel.
 # ------------------------------------------------------------------------------
 
-WIDTHS = (
-    1,
-    8,
-    32,
-)  # rows per chunk: the smallest that fits the longest run between stops, else the last
+# rows per chunk: the smallest that fits the longest run between stops, else the last
+WIDTHS = (1, 8, 32)
 _ROWS_AT_ONCE = 256  # more rows exceed a CPU's caches and take longer per row
 _EPSILON = 1e-6  # in the L2 normalisation of queries and keys
 

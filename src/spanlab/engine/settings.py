@@ -132,9 +132,8 @@ def dtype_of(model: ModelSpec) -> str:
 # Mapping of a workload's token ids into a model's vocabulary.
 # ------------------------------------------------------------------------------
 
-_SPREAD = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2^64 / golden ratio: Fibonacci hashing (Knuth, TAOCP 3, 6.4)
+# 2^64 / golden ratio: Fibonacci hashing (Knuth, TAOCP 3, 6.4)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def remap_tokens(requests: Sequence[Request], vocab_size: int) -> list[Request]:

@@ -63,8 +63,7 @@ class SlotPool:
             prod(spec.shape) * spec.dtype.itemsize for spec in self.specs.values()
         )
 
-    # -- allocation
-    # ---------------------------------------------------------------------------------------------------
+    # -- allocation --------------------------------------------------------------------------------
 
     def allocate(self, *, cleared: bool = True) -> int:
         """Allocate a slot at position 0; without `cleared` its contents are undefined and must be
@@ -114,8 +113,7 @@ class SlotPool:
         self._positions.append(-1)
         return len(self._slots) - 1
 
-    # -- positions
-    # ----------------------------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------------------
 
     def check_position(self, slot: int, position: int) -> None:
         """Check that a slot is at a position."""
@@ -132,8 +130,7 @@ class SlotPool:
         assert self._positions[slot] >= 0, "a free slot was written"
         self._positions[slot] = position
 
-    # -- memory
-    # -------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def tensor(self, name: str, layer: Layers, slot: int) -> Tensor:
         """A tensor of a slot in one layer [*shape], or in all layers [layers, *shape], as a

@@ -353,15 +353,13 @@ class RunningState:
         self._allocation, self._states, self._maps = allocation, states, maps
         self._slot = states.pool.allocate_running()
         self._working: int | None = None
-        self._computed_map: int | None = (
-            None  # cache span of the working map, until the map is applied
-        )
+        # cache span of the working map, until the map is applied
+        self._computed_map: int | None = None
         self._entered = -1  # the cache span that the state is scanning
         self._passed = 0  # cache spans whose end the state has reached or is scanning towards
         self._pending: dict[int, PendingSlot] = {}  # by prompt position
 
-    # -- from cache span to cache span
-    # --------------------------------------------------------------------------------
+    # -- from cache span to cache span -------------------------------------------------------------
 
     def enter(self, rows: StateRows) -> list[Action]:
         """Actions before these rows; empty for further rows of the same cache span."""
@@ -424,8 +422,7 @@ class RunningState:
         source = None if plan.resume_state is None else self._maps[plan.resume_state]
         return BeginSpan(self._maps.maps, self._working, plan.resume, source)
 
-    # -- rows
-    # ---------------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def actions(self, rows: StateRows, row: int) -> list[Action]:
         """Actions of these rows, starting at `row` of the forward and split at captures."""
@@ -488,8 +485,7 @@ class RunningState:
             actions.append(StoreMap(maps, working, position, self._capture(self._maps, tokens)))
         return actions
 
-    # -- captured states and maps
-    # -------------------------------------------------------------------------------------
+    # -- captured states and maps ------------------------------------------------------------------
 
     def _capture(self, slots: StoredSlots, tokens: _ScanRange) -> int:
         slot = slots.allocate()

@@ -266,9 +266,8 @@ class Packing:
 
 _SCALES = 24  # number of uniform start prices, each half of the previous one
 _ROUNDS = 120
-_TARGET = (
-    0.03  # share by which one step aims to lower the bound; halved after steps without success
-)
+# share by which one step aims to lower the bound; halved after steps without success
+_TARGET = 0.03
 _PATIENCE = 5  # steps without success before it is halved
 _MOMENTUM = 0.7
 

@@ -133,9 +133,8 @@ class TreePaths(NamedTuple):
 def paths_to(ends: Iterable[Node]) -> TreePaths:
     """Return the paths to these nodes of a tree that no longer changes."""
     nodes, starts = array("q"), [0]
-    places: dict[
-        Node, tuple[int, int]
-    ] = {}  # by node in order of number: where `nodes` holds the path to it
+    # by node in order of number: where `nodes` holds the path to it
+    places: dict[Node, tuple[int, int]] = {}
     for node in ends:
         further, begin = list[Node](), len(nodes)
         while node.parent is not None and node not in places:

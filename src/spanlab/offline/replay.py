@@ -204,9 +204,8 @@ CAUSES = (
 )
 _EVICTED = CAUSES.index("kv_evicted")
 EXPIRED = "expired"  # tokens whose entry was unused for longer than its time to live
-Entry = (
-    int | tuple[int, int]
-)  # KV of a node; output of a request, below zero; a node's state at a position
+# KV of a node; output of a request, below zero; a node's state at a position
+Entry = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -323,14 +322,11 @@ class _Cache:
         self._weights = paths.blocks(rules.block).tolist()
         self._start, self._stop = paths.node_start.tolist(), paths.node_stop.tolist()
         self._bytes, self._entries = 0, OrderedDict[Entry, int]()
-        self._ever: dict[
-            int, list[int]
-        ] = {}  # positions of a node at which a state was ever stored
+        # positions of a node at which a state was ever stored
+        self._ever: dict[int, list[int]] = {}
         self._kept: dict[int, int] = {}  # blocks of a node after its last use
-        self._now, self._used = (
-            0,
-            dict[Entry, int](),
-        )  # time of each entry's last use, if entries expire
+        # time of each entry's last use, if entries expire
+        self._now, self._used = 0, dict[Entry, int]()
         self._ended = set[Entry]()  # entries that expired and were not stored again
         self._reduced = set[int]()  # nodes of which blocks left the cache since their last use
 
@@ -712,9 +708,8 @@ class _ServedTree:
     """A tree of prompts in served order, with the number of prompts through each node."""
 
     def __init__(self) -> None:
-        self._children: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # (node, piece) to (child node, count)
+        # (node, piece) to (child node, count)
+        self._children: dict[tuple[int, int], tuple[int, int]] = {}
 
     def count(self, node: int, pieces: Sequence[int], last: int) -> int:
         """Return how often `last` has followed `pieces` below a node."""

@@ -12,12 +12,7 @@ from spanlab.engine.settings import EngineSettings
 from spanlab.settings.analyses import PlanSettings, SloSettings
 from spanlab.settings.arms import PlacementSettings, Strategy
 from spanlab.settings.composition import schemas
-from spanlab.settings.server import (
-    ExecutorSettings,
-    LoadSweep,
-    StoreSettings,
-    TrackingSettings,
-)
+from spanlab.settings.server import ExecutorSettings, LoadSweep, StoreSettings, TrackingSettings
 from spanlab.settings.study import Study, worker_count
 from spanlab.workloads.load import WorkloadSettings
 

@@ -30,9 +30,8 @@ from spanlab.settings.server import check_address
 #: LOG       a log, which the analysis reads itself; the study serves no request
 #: POINTS    runs with other settings, which the analysis submits to the study's executor; the study
 #:           runs no arm itself
-ARMS, REPEAT, MEASURED, LABELS, TOKENS, FLOOR, PLAIN = (
-    "arms", "repeat", "measured", "labels", "tokens", "floor", "plain",
-)  # fmt: skip
+ARMS, REPEAT, MEASURED, LABELS = "arms", "repeat", "measured", "labels"
+TOKENS, FLOOR, PLAIN = "tokens", "floor", "plain"
 LOG, POINTS = "log", "points"
 
 

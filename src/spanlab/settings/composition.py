@@ -67,9 +67,8 @@ _LIBRARIES = ("hydra", "omegaconf", "antlr4", "yaml")
 _GROUP = re.compile(r"Could not override '([^']+)'")
 _CREATED = re.compile(r"(^|,)[^,={}]+=(\{\w+:)+\{\}\}+(?=,|$)")  # an override by `with_sections`
 _LEAST, _MOST, _WHOLE = 1e-15, 1e18, 1 << 63
-_KNOWN_HINTS: dict[
-    Any, dict[str, Any]
-] = {}  # resolving the annotations of a schema takes milliseconds
+# resolving the annotations of a schema takes milliseconds
+_KNOWN_HINTS: dict[Any, dict[str, Any]] = {}
 _DEPTHS = ("*", "*/*", "*/*/*")  # of files below a folder with entries
 _NODES = 100_000  # of one YAML file, aliases expanded
 
@@ -99,9 +98,8 @@ def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> Dict
     ):  # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
         loader: Any = GlobalHydra.instance().config_loader()
         path = loader.get_search_path()
-        path.prepend(
-            "command-line", f"file://{Path(searched).absolute()}", anchor="schema"
-        )  # which stays last
+        # which stays last
+        path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")
         loader.repository.initialize_sources(path)
     # Files are read once for the same choices, and values are set in a copy: a sweep, a notebook
     # and a page compose one entry many times, and Hydra takes 0.2 to 0.7 seconds for it.
@@ -127,9 +125,8 @@ def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
     choices = [word for at, word in enumerate(words) if at not in values]
     if (entry, *choices, files) not in _COMPOSED:
         made = hydra.compose(entry, choices, return_hydra_config=True)
-        files = (
-            _files()
-        )  # an entry may add a folder to the search path, and is composed anew each time
+        # an entry may add a folder to the search path, and is composed anew each time
+        files = _files()
         _COMPOSED[entry, *choices, files] = pickle.dumps(made)
     config: DictConfig = pickle.loads(_COMPOSED[entry, *choices, files])
     for override in values.values():

@@ -116,9 +116,8 @@ def storage_of(policy: Any) -> Storage:
 @storage_of.register
 def _(policy: TreePolicy) -> Storage:
     rules, block_size = policy.rules, policy.store.tree.block_size
-    on_grid = (
-        rules.needs_states and rules.maps is None
-    )  # maps of spans are not on the grid; the block size divides the grid
+    # maps of spans are not on the grid; the block size divides the grid
+    on_grid = rules.needs_states and rules.maps is None
     unit = max(block_size, rules.grid) if on_grid else block_size
     maps = None if rules.maps is None else rules.map_bytes
     layout = rules.layout.__name__, rules.repair.by_span
@@ -351,9 +350,8 @@ class StudyBounds:
         total, state = (
             min(device + lower, UNLIMITED) for device in (budget.total_bytes, budget.state_bytes)
         )
-        memory = replace(budget, total_bytes=total, state_bytes=state).times(
-            study.replicas.count
-        )  # one shared cache is at least as good as separate ones
+        # one shared cache is at least as good as separate ones
+        memory = replace(budget, total_bytes=total, state_bytes=state).times(study.replicas.count)
         token_bytes = held_token_bytes(study.model, study.batch)
         if POLICIES.takes(
             study.arms[arm].policy_name, "in_flight"

@@ -57,14 +57,8 @@ from spanlab.study.numbers import Columns, at_rate, read_records, select
 # Finished runs, read from their folders for `compare`.
 # ------------------------------------------------------------------------------
 
-_NEEDED = (
-    "commit",
-    "machine",
-    "caveats",
-    "failed",
-    "model",
-    "workload.detail",
-)  # of a summary, for a comparison
+# of a summary, for a comparison
+_NEEDED = ("commit", "machine", "caveats", "failed", "model", "workload.detail")
 _NEEDED_OF_ARM = ("token_hit_rate", "ttft_s.mean", "stationarity.verdict", "seeds")
 
 

@@ -130,9 +130,8 @@ async def salt_isolation(subject: LiveSubject) -> Measurement:
     server = subject.server
     if subject.test.settings.reference == RESET:
         return not_applicable("live.reference=reset: requests have no cache_salt")
-    prompt = server.tokens(
-        server.run, subject.longest // 2
-    )  # new in each run, for a cache may outlive a run
+    # new in each run, for a cache may outlive a run
+    prompt = server.tokens(server.run, subject.longest // 2)
     salts = [server.new_salt() for _ in range(3)]
     await server.answer(prompt, salts[0], 1)
     others = [(await server.answer(prompt, salt, 1)).cached for salt in (salts[1], "", salts[2])]

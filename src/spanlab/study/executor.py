@@ -267,9 +267,7 @@ def _spawn(pipe: Connection) -> tuple[Any, Any]:
     call = f"executor.serve(executor.Connection({number}), {os.getpid()})"
     command = f"import sys; sys.path[:] = {paths}; from spanlab.study import executor; {call}"
     process = subprocess.Popen(
-        [sys.executable, "-c", command],
-        stdin=subprocess.DEVNULL,
-        pass_fds=[number],
+        [sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=[number]
     )
     return process.kill, process.wait
 

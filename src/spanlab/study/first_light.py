@@ -145,9 +145,8 @@ def run_first_light(settings: FirstLight, home: Path) -> bool:
             _print(f"{stage}: already done")
             continue
         if outcome is None or outcome.command != stage_settings.command:
-            shutil.rmtree(
-                work / stage, ignore_errors=True
-            )  # a failed stage with the same command resumes
+            # a failed stage with the same command resumes
+            shutil.rmtree(work / stage, ignore_errors=True)
         remaining_s = settings.minutes * 60 - (time.monotonic() - started)
         state[stage] = _run(stage, stage_settings, work / stage, home, remaining_s)
         (work / STATE).write_bytes(

@@ -52,12 +52,10 @@ if TYPE_CHECKING:
 # stdout is closed.
 # ------------------------------------------------------------------------------
 
-_ASCII = dict(
-    zip("×÷−–±·…†→", "x/--~|.*>", strict=True)
-)  # one character each, so that columns stay columns
-_WIDE = (
-    240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
-)
+# one character each, so that columns stay columns
+_ASCII = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))
+# where stdout is no terminal and COLUMNS does not say: enough for every column of a table
+_WIDE = 240
 
 
 def use_ascii_fallback() -> None:
@@ -259,9 +257,8 @@ REPORT, UNFINISHED = "report", "unfinished"  # key of `summary.json` and its val
 UNFINISHED_REPORT = (
     "has all results, but its figures or its report are unfinished: output.if_exists=resume goes on"
 )
-_COPIED = (
-    ".copied"  # in a partial folder that was copied from a finished run: the identity of that run
-)
+# in a partial folder that was copied from a finished run: the identity of that run
+_COPIED = ".copied"
 _LONGEST_NAME = 120
 
 

@@ -343,9 +343,8 @@ def run_arm(
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
-        fcntl.flock(
-            runs, fcntl.LOCK_EX
-        )  # a cancelled worker on another machine may still be writing
+        # a cancelled worker on another machine may still be writing
+        fcntl.flock(runs, fcntl.LOCK_EX)
         rows = files.finished()
         runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
         records.truncate(rows[-1]["records_end"] if rows else 0)

@@ -517,9 +517,8 @@ def _worst(compared: Sequence[Compared]) -> Compared | None:
 
 def _fewer_blocks(shape: Shape, block: int) -> Iterator[Shape]:
     """Prefixes that end at the same offset from a boundary, the shortest first."""
-    offset = (
-        shape.prefix + 1
-    ) % block - 1  # from -1, so that a prefix before its boundary stays there
+    # from -1, so that a prefix before its boundary stays there
+    offset = (shape.prefix + 1) % block - 1
     count = (shape.prefix - offset) // block
     blocks = 1
     while blocks < count:

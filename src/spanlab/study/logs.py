@@ -284,9 +284,8 @@ class ServingLog:
     spans: LastSpanTiming | None = None
     gaps: TokenGaps = field(default_factory=TokenGaps)
     _running: dict[int, _Tokens] = field(default_factory=dict)  # by request, once it has a token
-    _shared: dict[int, tuple[Ints, int]] = field(
-        default_factory=dict
-    )  # spans by identity, and how many had them
+    # spans by identity, and how many had them
+    _shared: dict[int, tuple[Ints, int]] = field(default_factory=dict)
     _sequences_ns: int = 0
     _tokens_ns: int = 0
     _busy_ns: int = 0

@@ -423,9 +423,8 @@ def _latin_hypercube(count: int, rng: np.random.Generator) -> list[list[float]]:
 
     centres = qmc.LatinHypercube(len(_LARGEST), scramble=False, rng=rng).random(count)
     ends = centres if count == 1 else (centres * count - 0.5) / (count - 1)
-    drawn: list[list[float]] = ends.round(
-        9
-    ).tolist()  # 1 is exact, so the longest prompt has its full length
+    # 1 is exact, so the longest prompt has its full length
+    drawn: list[list[float]] = ends.round(9).tolist()
     return drawn
 
 

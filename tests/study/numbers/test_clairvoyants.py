@@ -35,8 +35,7 @@ def test_an_optimal_clairvoyant_that_is_beaten_fails_the_study():
 
 
 @pytest.mark.parametrize(
-    ("options", "alone"),
-    [((), False), (("arms.belady.eviction=belady_size",), True), (("store.entries=5",), True)],
+    ("options", "alone"), [((), False), (("arms.belady.eviction=belady_size",), True), (("store.entries=5",), True)]
 )
 def test_a_clairvoyant_by_rule_may_be_beaten(options, alone):
     (caveat,) = describe_beaten(study_of(*options), [arm("lru", 1_201, alone), arm("belady", 1_200, alone)])

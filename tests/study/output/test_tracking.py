@@ -175,12 +175,7 @@ def test_a_tracker_that_cannot_write_is_a_warning(method: str, fake: FakeWandb, 
 
 @pytest.mark.parametrize(
     ("mode", "logged_in", "used"),
-    [
-        ("auto", False, "offline"),
-        ("auto", True, "online"),
-        ("offline", True, "offline"),
-        ("online", True, "online"),
-    ],
+    [("auto", False, "offline"), ("auto", True, "online"), ("offline", True, "offline"), ("online", True, "online")],
 )
 def test_the_mode(mode: str, logged_in: bool, used: str, monkeypatch, tmp_path: Path):
     fake = FakeWandb(logged_in=logged_in)

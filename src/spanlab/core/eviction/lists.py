@@ -91,10 +91,8 @@ class SegmentedLru(ListOrder[RankedT]):
 # Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
 # ------------------------------------------------------------------------------
 
-MAX_USES, MOVES_AT = (
-    3,
-    2,
-)  # limit of the two-bit counter; uses that move an entry from the small to the main queue
+# limit of the two-bit counter; uses that move an entry from the small to the main queue
+MAX_USES, MOVES_AT = 3, 2
 
 
 @EVICTION_ORDERS.register("s3_fifo")

@@ -471,9 +471,8 @@ class _Entries(ABC, Generic[RankedT]):
     def __init__(self, kind: Kind[RankedT], learned: _Learned) -> None:
         self.kind, self._learned = kind, learned
         self._since: dict[RankedT, int] = {}
-        self._counted: dict[
-            RankedT, int
-        ] = {}  # age up to which the time of an entry has been counted
+        # age up to which the time of an entry has been counted
+        self._counted: dict[RankedT, int] = {}
         self._class: dict[RankedT, ReuseClass] = {}
         self._items: list[RankedT] = []
         self._slot: dict[RankedT, int] = {}  # index in `_items`
@@ -494,9 +493,8 @@ class _Entries(ABC, Generic[RankedT]):
     def used(self, items: Iterable[RankedT]) -> None:
         for item in items:
             age = item.used - self._since[item]
-            self._learned.rates.add_reuse(
-                self._class[item], self._counted[item], age
-            )  # class of the last renewal
+            # class of the last renewal
+            self._learned.rates.add_reuse(self._class[item], self._counted[item], age)
             self._renew(item)
 
     def renewed(self, items: Iterable[RankedT]) -> None:

@@ -68,9 +68,8 @@ class Cues:
     """The cues of one traffic, and their positions in a prompt."""
 
     def __init__(self) -> None:
-        self._points: OrderedDict[Run, set[int]] = (
-            OrderedDict()
-        )  # points of divergence by run, oldest first
+        # points of divergence by run, oldest first
+        self._points: OrderedDict[Run, set[int]] = OrderedDict()
         self._cues: dict[Run, int] = {}
 
     def add(self, tokens: Tokens, position: int, name: int) -> None:
@@ -107,10 +106,8 @@ class Cues:
 # without its tokens.
 # ------------------------------------------------------------------------------
 
-_FIRST, _SECOND = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-)  # odd, with pseudo-random bits
+# odd, with pseudo-random bits
+_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 def prefix_names(tokens: Tokens, unit: int) -> list[int]:
@@ -128,9 +125,8 @@ def prefix_names(tokens: Tokens, unit: int) -> list[int]:
     return names
 
 
-Anchor = tuple[
-    str | Run, ...
-]  # kind of an anchor: all reasons at its position, and "known" or "new"
+# kind of an anchor: all reasons at its position, and "known" or "new"
+Anchor = tuple[str | Run, ...]
 SHARE = 0.25
 _REMEMBERED, _DEPTHS = 1 << 17, 32
 
@@ -308,10 +304,8 @@ class Planner:
 # K depths and prompts since the last split.
 # ------------------------------------------------------------------------------
 
-EVERY, DECAY = (
-    16,
-    0.998,
-)  # observations between two splits; factor on the weight of older observations, per observation
+# observations between two splits; factor on the weight of older observations, per observation
+EVERY, DECAY = 16, 0.998
 _HEAVIEST = 1e100
 
 

@@ -446,9 +446,8 @@ class StateBlocks(SingleBlocks):
             return
         if allocated:
             table.last_state = allocated - 1 - behind
-        empty = (
-            needed - self.drafts - 1 - table.inner
-        )  # blocks before the first one that the step writes
+        # blocks before the first one that the step writes
+        empty = needed - self.drafts - 1 - table.inner
         table.blocks += [NULL_BLOCK] * (empty - allocated)
         for index in range(allocated - behind, min(allocated, empty)):
             table.blocks.append(table.blocks[index])
@@ -476,9 +475,8 @@ class StateBlocks(SingleBlocks):
     def room(self, table: BlockTable) -> int:
         if self.drafts:
             return 0  # blocks move on with each step
-        freed = (
-            table.num_retired + 1
-        ) * self.size + 1  # behind the first token that no longer reads the state
+        # behind the first token that no longer reads the state
+        freed = (table.num_retired + 1) * self.size + 1
         return min(self.held(table), (table.num_visited + 1) * self.size - 1, freed)
 
 

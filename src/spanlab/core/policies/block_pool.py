@@ -233,12 +233,10 @@ class BlockPool:
         self._blank = num_blocks  # free blocks without a key
         self._ends = Run()  # of the ring of free published runs, in order of eviction
         self._ends.before = self._ends.behind = self._ends
-        self._runs: defaultdict[int, dict[int, Run]] = defaultdict(
-            dict
-        )  # by group and first digest
-        self._copies: dict[
-            BlockKey, list[Run]
-        ] = {}  # runs published after the stored one of a key, in order
+        # by group and first digest
+        self._runs: defaultdict[int, dict[int, Run]] = defaultdict(dict)
+        # runs published after the stored one of a key, in order
+        self._copies: dict[BlockKey, list[Run]] = {}
         self._num_unkeyed = 0  # blocks that were only counted as published
         self._num_owed = 0  # published blocks of group 0 that were only counted as evicted
         self.num_blocks = self.num_free = (
@@ -254,8 +252,7 @@ class BlockPool:
         """Return the number of published blocks of one group."""
         return self.num_published[group] - self.num_evicted[group]
 
-    # -- lookup
-    # -------------------------------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     def find(self, group: int, digest: int) -> Run | None:
         """Return the first published run that begins with a digest, else a block of a lower tier;
@@ -317,8 +314,7 @@ class BlockPool:
                     run.missed = True
             at += count
 
-    # -- memory
-    # -------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def take(self, count: int) -> None:
         """Allocate `count` blocks: those without a key, then published ones, which are evicted."""
@@ -453,8 +449,7 @@ class BlockPool:
             run.before.behind = run.before = tail
         return tail
 
-    # -- publication and references
-    # -----------------------------------------------------------------------------------
+    # -- publication and references ----------------------------------------------------------------
 
     def publish(
         self, group: int, table: BlockTable, digests: Digests, stop: int, source: Source

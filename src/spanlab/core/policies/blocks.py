@@ -376,9 +376,8 @@ class Calendar:
 
     def __init__(self, batch: DecodeBatch) -> None:
         self.batch, self._num_joined = batch, 0
-        self._due: dict[
-            int, list[int]
-        ] = {}  # numbers of the sequences that change the pool next, by step
+        # numbers of the sequences that change the pool next, by step
+        self._due: dict[int, list[int]] = {}
         self._steps: list[int] = []  # a heap of these steps
 
     def first(self) -> int:
@@ -469,8 +468,7 @@ class BlockPolicy:
         self._fresh.clear()
         self._step += 1
 
-    # -- matching
-    # -----------------------------------------------------------------------------------------------------
+    # -- matching ----------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
         """Return the reuse of prompt and output; at least one token is computed.
@@ -491,8 +489,7 @@ class BlockPolicy:
         """Return the positions of the stored states along a prompt, increasing."""
         return self._matcher.checkpoints(request)
 
-    # -- running
-    # ------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def allocate(
         self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0
@@ -715,9 +712,8 @@ class BlockPolicy:
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
         boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            rewritten = (
-                isinstance(group, AttentionBlocks) or len(self._groups) == 1
-            )  # by several modules
+            # by several modules
+            rewritten = isinstance(group, AttentionBlocks) or len(self._groups) == 1
             reach = of_attention if rewritten else tokens
             stored = group.publish(table, digests, reach, boundaries, source)
             if group is matcher.first_other and group is not matcher.leading:

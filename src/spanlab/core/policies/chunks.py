@@ -80,10 +80,8 @@ class ChunkPolicy(BlockPolicy):
         """Free all chunks: reused ones, the last one first, then computed ones, the first one
         first."""
         blocks, reused = allocation.tables[0].blocks, allocation.plan.resume // self.blocks.size
-        allocation.tables[0].blocks = [
-            *reversed(blocks[reused:]),
-            *blocks[:reused],
-        ]  # freed from its end
+        # freed from its end
+        allocation.tables[0].blocks = [*reversed(blocks[reused:]), *blocks[:reused]]
         super().free(allocation, now)
 
 
@@ -110,9 +108,8 @@ class CountedBlocks:
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self.num_blocks, self.block_bytes = num_blocks, block_bytes
         self._blank = num_blocks
-        self._cached: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # full blocks by freed request, in order of release
+        # full blocks by freed request, in order of release
+        self._cached: OrderedDict[int, int] = OrderedDict()
         self.num_cached = self.num_used_full = 0
         self._published = self._evicted = 0
 

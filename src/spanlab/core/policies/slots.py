@@ -187,8 +187,7 @@ class SlotPolicy(WholeSequences):
         self._slot_of: dict[SequenceAllocation, Slot] = {}
         self._releases = 0
 
-    # -- matching
-    # -----------------------------------------------------------------------------------------------------
+    # -- matching ----------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> SlotPlan:
         """Return the reuse in the slot that the request gets; at least one token is computed."""
@@ -251,8 +250,7 @@ class SlotPolicy(WholeSequences):
         yield from (slot.sequence for slot in self.slots)
         yield from self.host.sequences
 
-    # -- running
-    # ------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def allocate(
         self, plan: SlotPlan, now: int, generated: int = 0, drafts: int = 0

@@ -73,8 +73,7 @@ class OverTiers(ABC, Generic[P]):
     def rules(self) -> ReuseRules:
         return self._policy.rules
 
-    # -- loading
-    # ------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def start_step(self, now: int) -> None:
         """Complete transfers, and make requests ready whose loads have ended."""
@@ -112,8 +111,7 @@ class OverTiers(ABC, Generic[P]):
         """Return and forget the note of a finished request."""
         return self.notes.pop(request)
 
-    # -- delegation to the policy of the device
-    # -----------------------------------------------------------------------
+    # -- delegation to the policy of the device ----------------------------------------------------
 
     def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
         """Allocate memory for tokens `[start, stop)`; entries evicted for it are written to a
@@ -196,8 +194,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
     def store(self) -> BlockStore:
         return self._policy.store
 
-    # -- callbacks of the pool
-    # ----------------------------------------------------------------------------------------
+    # -- callbacks of the pool ---------------------------------------------------------------------
 
     def find(self, key: BlockKey) -> Run | None:
         """Return a block that is being loaded, or a stand-in for one in a searched tier; None
@@ -219,8 +216,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         """Report an evicted block to the tiers."""
         self.tiers.evicted(key)
 
-    # -- matching
-    # -----------------------------------------------------------------------------------------------------
+    # -- matching ----------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
         """Return the reuse with loads from as many tiers as make the prompt ready soonest;
@@ -271,8 +267,7 @@ class TieredPolicy(OverTiers[BlockPolicy]):
             delays = []
         return max([0, *delays, *joined]) + first + sum(later)
 
-    # -- loading
-    # ------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def start_step(self, now: int) -> None:
         """Complete transfers, and make requests ready whose blocks are loaded."""
@@ -408,8 +403,7 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
     def store(self) -> Store:
         return self._policy.store
 
-    # -- callbacks of the store
-    # ---------------------------------------------------------------------------------------
+    # -- callbacks of the store --------------------------------------------------------------------
 
     def _stored(self, state: State) -> None:
         self.tiers.published(self._names.of_state(state))
@@ -417,8 +411,7 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
     def _leaving(self, state: State) -> None:
         self.tiers.evicted(self._names.of_state(state))
 
-    # -- matching
-    # -----------------------------------------------------------------------------------------------------
+    # -- matching ----------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """Return the reuse of a prompt, with the deepest state of a tier where loading it is
@@ -470,8 +463,7 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         ]
         return max(delays) + self._computed_ns(plan, generated)
 
-    # -- loading
-    # ------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def allocate(
         self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0

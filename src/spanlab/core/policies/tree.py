@@ -382,15 +382,13 @@ class TreePolicy:
         """Set the time of the store."""
         self.store.note(now)
 
-    # -- matching
-    # -----------------------------------------------------------------------------------------------------
+    # -- matching ----------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """Return the reuse of the prompt and the causes of lost tokens; read-only."""
         return self._matcher.plan(request)
 
-    # -- allocating
-    # ---------------------------------------------------------------------------------------------------
+    # -- allocating --------------------------------------------------------------------------------
 
     def allocate(
         self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0
@@ -542,10 +540,8 @@ class TreePolicy:
         them."""
         allocations, starts = batch.allocations(), batch.starts()
         allocation: TreeAllocation
-        token_bytes, slack = (
-            self.store.token_bytes,
-            [],
-        )  # tokens of each allocation that are reserved already
+        # tokens of each allocation that are reserved already
+        token_bytes, slack = self.store.token_bytes, []
         for index, allocation in enumerate(allocations):
             slack.append(allocation.reserved_to - starts[index])
             missing = starts[index] + times - allocation.reserved_to
@@ -589,8 +585,7 @@ class TreePolicy:
         """Return `UNLIMITED`: decoding alone frees nothing."""
         return UNLIMITED
 
-    # -- inserting
-    # -----------------------------------------------------------------------------------------------------
+    # -- inserting ---------------------------------------------------------------------------------
 
     def insert(
         self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0

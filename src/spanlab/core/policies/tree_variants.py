@@ -94,9 +94,8 @@ class Pins:
         self._store = store
         self._pin_of: dict[int, Pin] = {}
         self._num_created = 0
-        self._end_heap: list[
-            tuple[int, int, int]
-        ] = []  # heap of (end, number, request); may contain released pins
+        # heap of (end, number, request); may contain released pins
+        self._end_heap: list[tuple[int, int, int]] = []
 
     def pin(self, request: Request, nodes: list[Node], ends: int) -> None:
         """Lock paths, and the deepest state of each, until `ends`; replace an earlier pin of the
@@ -298,9 +297,8 @@ class WholePromptIndex(SharedIndex):
 
     def __init__(self, tree: PrefixTree) -> None:
         super().__init__(tree)
-        self._keys: dict[
-            int, tuple[Request, RootKey]
-        ] = {}  # of the last requests: each is looked up in many steps
+        # of the last requests: each is looked up in many steps
+        self._keys: dict[int, tuple[Request, RootKey]] = {}
 
     def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
         known = self._keys.get(request.id)

@@ -487,9 +487,8 @@ class VllmCpu(EmbeddedServer):
             options["block-size"] = size
             shape = block_shape(study.model, held_token_bytes(study.model, study.batch), size)
             if (limit := shape.limit(study.store.budget)) < UNLIMITED:
-                options["num-gpu-blocks-override"] = (
-                    shape.pool(limit).num_blocks + 1
-                )  # one is its null block
+                # one is its null block
+                options["num-gpu-blocks-override"] = shape.pool(limit).num_blocks + 1
         flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
         flags += ["--async-scheduling"] if batch.async_scheduling else ["--no-async-scheduling"]
         flags += [] if batch.enable_chunked_prefill else ["--no-enable-chunked-prefill"]

@@ -27,9 +27,8 @@ def linked_folder(source: Path, target: Path) -> Path:
     config = json.loads((source / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
-        config.setdefault(
-            "rope_theta", rope["rope_theta"]
-        )  # mistral.rs reads the form of transformers 4
+        # mistral.rs reads the form of transformers 4
+        config.setdefault("rope_theta", rope["rope_theta"])
     # a prompt of its own, with which mistral.rs warms up and which it keeps, becomes this token
     end = config.get("eos_token_id") or 0
     words = {WORD.format(token): token for token in range(config["vocab_size"])}

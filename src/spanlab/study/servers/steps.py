@@ -29,9 +29,8 @@ from spanlab.typed_json import first_mistake
 # ------------------------------------------------------------------------------
 
 TokensById = dict[str, int]
-_CLIENT_ID = re.compile(
-    r"-(\d+)-0(?:-[0-9a-f]+)?$"
-)  # vLLM's id of a request that the client has numbered
+# vLLM's id of a request that the client has numbered
+_CLIENT_ID = re.compile(r"-(\d+)-0(?:-[0-9a-f]+)?$")
 
 
 class _Event(BaseModel):
@@ -257,9 +256,8 @@ class LiveRun:
         self.steps: list[ServedStep] = []
         self.chunk_block_sizes = set[int]()
         self._by_id: dict[str, Served] = {}
-        self._planned: list[
-            tuple[int, Plan]
-        ] = []  # steps whose outputs are outstanding; empty plans are not counted
+        # steps whose outputs are outstanding; empty plans are not counted
+        self._planned: list[tuple[int, Plan]] = []
         for event in events:
             getattr(self, f"_{type(event).__name__.lower()}")(event)
         while (

@@ -202,10 +202,7 @@ _TEXT_TYPES = {
     "input_text": "text",
     "output_text": "text",
     "summary_text": "text",
-} | {
-    "reasoning_text": "text",
-    "refusal": "refusal",
-}
+} | {"reasoning_text": "text", "refusal": "refusal"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,12 +226,8 @@ class Message:
         return self.role in ("system", "developer") or self.path in ("system", "instructions")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Message, (
-            self.path,
-            self.role,
-            self.blocks,
-            self.fields,
-        )  # what was computed of it stays behind
+        # what was computed of it stays behind
+        return Message, (self.path, self.role, self.blocks, self.fields)
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
@@ -311,9 +304,8 @@ def is_gemini(value: Mapping[str, Any]) -> bool:
     listed = contents if isinstance(contents, list) else [contents]
     if any(isinstance(content, dict) and "parts" in content for content in listed):
         return True
-    texts = (
-        content.get("text") if isinstance(content, dict) else content for content in listed
-    )  # of libraries
+    # of libraries
+    texts = (content.get("text") if isinstance(content, dict) else content for content in listed)
     return "model" in value and any(isinstance(text, str) for text in texts)
 
 
@@ -678,9 +670,8 @@ def as_json(value: Any) -> str:
     return _json_text(orjson.dumps(value))
 
 
-_TOOLS = OrderedDict[
-    int, tuple[tuple[Any, ...], str]
-]()  # tuples of tools that were rendered last, by id
+# tuples of tools that were rendered last, by id
+_TOOLS = OrderedDict[int, tuple[tuple[Any, ...], str]]()
 _TOOLS_IN_MEMORY = 64
 
 

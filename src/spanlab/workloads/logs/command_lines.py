@@ -88,9 +88,8 @@ class _Rollout:
         self._items: list[Any] = []
         self._time: float | None = None
         self._open: Call | None = None
-        self._is_answered = (
-            False  # whether an item that is not the model's follows the items of the open call
-        )
+        # whether an item that is not the model's follows the items of the open call
+        self._is_answered = False
         self._totals: Any = None
 
     def add(self, row: Row, line: int) -> list[Call]:

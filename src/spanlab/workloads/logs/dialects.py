@@ -155,11 +155,8 @@ def converse_tools(config: Any) -> Iterator[Any]:
 # Gemini: contents with parts, in names with capitals or with underscores.
 # ------------------------------------------------------------------------------
 
-_ROLES = {
-    "model": "assistant",
-    "function": "user",
-    "tool": "user",
-}  # results of functions become messages of their own
+# results of functions become messages of their own
+_ROLES = {"model": "assistant", "function": "user", "tool": "user"}
 _FAMILIES = {"image": "image", "audio": "audio", "video": "video"}
 
 

@@ -185,9 +185,8 @@ BLOCK_CAUSES = {
     EMPTIED: "stored before and lost when the cache was emptied",
     PRESENT: "in the cache already, such as for a request of the same step",
 }
-Owner = tuple[
-    Identity, frozenset[str]
-]  # what a cache keeps apart: identity, and salts among the extra keys
+# what a cache keeps apart: identity, and salts among the extra keys
+Owner = tuple[Identity, frozenset[str]]
 _MULTIPLIERS = np.array(
     [0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64
 )
@@ -227,9 +226,8 @@ class BlockStream:
     removed: int = 0
     present: int = 0
     _caches: dict[Identity, dict[Hashable, _Block]] = field(default_factory=dict)
-    _owners: dict[int, Owner] = field(
-        default_factory=dict
-    )  # by the tokens from the first one on: who stored them
+    # by the tokens from the first one on: who stored them
+    _owners: dict[int, Owner] = field(default_factory=dict)
     _contents: dict[Owner, set[int]] = field(default_factory=dict)
     _ends: set[tuple[Identity, Hashable]] = field(default_factory=set)  # last blocks of prompts
     _step: int = 0

@@ -52,9 +52,8 @@ def hash_pieces(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
     """
     count = -(-len(tokens) // size)
     padded = np.zeros(count * size, dtype=np.uint64)
-    padded[: len(tokens)] = tokens.astype(np.uint64) + np.uint64(
-        1
-    )  # padding differs from every token
+    # padding differs from every token
+    padded[: len(tokens)] = tokens.astype(np.uint64) + np.uint64(1)
     piece_hashes = _mix_bits(
         (_mix_bits(padded.reshape(count, size) * _NEXT) * _multipliers(size)).sum(
             axis=1, dtype=np.uint64
@@ -349,10 +348,8 @@ class Columns:
         self._keys, self._lengths = array("q"), array("H")
         self._runs = array("i")  # places of stored pieces: first and end of each run
         self._run_counts = array("i")  # runs of each prompt
-        self._copied, self._sources = (
-            array("q"),
-            array("q"),
-        )  # pieces of an earlier prompt, and where that begins
+        # pieces of an earlier prompt, and where that begins
+        self._copied, self._sources = array("q"), array("q")
         self._latest, self._held = OrderedDict[Hashable, tuple[Keys, Ints, int]](), 0
         self._opens, self._free = array("q"), array("q")  # the pieces that are marked
         self._starts, self._outputs = array("q", [0]), array("i")
@@ -573,9 +570,8 @@ def _ranks(keys: Keys) -> NDArray[np.int32]:
     distinct = np.sort(np.concatenate([keys[:0], *distinct_by_batch]))
     distinct = distinct[_is_new(distinct)]
     for start, of_batch in zip(batches, distinct_by_batch, strict=True):
-        in_all = np.searchsorted(distinct, of_batch).astype(
-            np.int32
-        )  # in order, which makes it fast
+        # in order, which makes it fast
+        in_all = np.searchsorted(distinct, of_batch).astype(np.int32)
         ranks[start : start + _BATCH] = in_all[ranks[start : start + _BATCH]]
     return ranks
 
@@ -597,9 +593,8 @@ def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
     before = np.empty_like(pieces)
     before[1:] = pieces[:-1]
     before[starts[:-1][np.diff(starts) > 0]] = -1
-    last = np.empty(
-        int(pieces.max(initial=-1)) + 1, dtype=pieces.dtype
-    )  # predecessor of each content at its last occurrence
+    # predecessor of each content at its last occurrence
+    last = np.empty(int(pieces.max(initial=-1)) + 1, dtype=pieces.dtype)
     last[pieces] = before
     return np.array_equal(last[pieces], before)
 

@@ -41,9 +41,8 @@ from spanlab.workloads.logs.log import Ints
 LONGEST_LINE = 400  # characters; longer lines are divided into sentences
 FOLLOWING_BYTES = 64  # of recurring text that must follow a volatile line: one block of 16 tokens
 RATIO = 2  # a line that is in at most this fraction of the requests of what follows it is volatile
-_LOOKED_BACK = (
-    16  # messages at the end of a prompt, of which one ended an earlier prompt that it goes on from
-)
+# messages at the end of a prompt, of which one ended an earlier prompt that it goes on from
+_LOOKED_BACK = 16
 _UNITS_IN_MEMORY = 1 << 18  # of the last prompts of conversations
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SENTENCE = re.compile(r".+?(?:[.!?]\s+|$)", re.DOTALL)
@@ -188,9 +187,8 @@ class Survey:
         if not (requests[1:] >= RATIO * requests[:-1]).any():
             return moves
         counts = requests.tolist()
-        following: list[
-            tuple[int, int]
-        ] = []  # requests and size of the units that stay, the nearest last
+        # requests and size of the units that stay, the nearest last
+        following: list[tuple[int, int]] = []
         for index in range(len(units) - 1, -1, -1):
             count = counts[index]
             # a text recurs at most as often as its nearest unit, which is the one that mostly
@@ -272,9 +270,8 @@ class SortedTools:
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
-        self._sorted: dict[
-            int, tuple[Any, ...] | None
-        ] = {}  # by the text of all tools; None: in order
+        # by the text of all tools; None: in order
+        self._sorted: dict[int, tuple[Any, ...] | None] = {}
 
     def __call__(self, prompt: Prompt) -> Prompt:
         """Return the prompt in the new order; the same object where nothing changes."""

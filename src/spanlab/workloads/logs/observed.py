@@ -49,9 +49,8 @@ class Usage(NamedTuple):
 
 
 NOT_REPORTED = Usage()
-BYTES_PER_TOKEN = (
-    4  # of text without a tokenizer: close to the ratio of large vocabularies for English
-)
+# of text without a tokenizer: close to the ratio of large vocabularies for English
+BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -53,6 +53,7 @@ SERVER_TOOLS = (
 )
 FAILED_IN_BATCH = "requests of a batch that failed"
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".log")  # of the files of a folder
+# prefixes of the request's fields in batch files and proxy logs
 PREFIXES = (
     "",
     "body.",
@@ -64,7 +65,7 @@ PREFIXES = (
     "input.",
     "request_body.",
     "requestBody.",
-)  # prefixes of the request's fields in batch files and proxy logs
+)
 
 
 @LOG_FORMATS.register("openai")
@@ -441,9 +442,8 @@ def vllm_bench() -> LogFormat:
 
 def _recognises(file: LogFile) -> bool:
     row = Row(first_row(file))
-    has_objects = any(
-        isinstance(value, dict) for value in row.fields.values()
-    )  # as traces have, which hold more
+    # as traces have, which hold more
+    has_objects = any(isinstance(value, dict) for value in row.fields.values())
     is_request = (
         row.get(*INPUTS) is not None and row.get(*BENCH_TIMES) is not None and not has_objects
     )

@@ -88,15 +88,10 @@ _INDEXED = re.compile(r"(gen_ai\.prompt|llm\.input_messages|llm\.prompts)\.(\d+)
 _TOOL = re.compile(r"(llm\.request\.functions|llm\.tools)\.(\d+)\.(.+)")
 _CALL = re.compile(r"(?:message\.)?tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(.+)")
 _PART = re.compile(r"(?:message\.)?contents\.(\d+)\.message_content\.(text|image\.image\.url)")
-_DETAILS = (
-    "gen_ai.client.inference.operation.details"  # the event that has messages and counts of a call
-)
-_GROUPS = (
-    "resourceSpans",
-    "resource_spans",
-    "batches",
-    "trace.resourceSpans",
-)  # of OTLP, and of Tempo
+# the event that has messages and counts of a call
+_DETAILS = "gen_ai.client.inference.operation.details"
+# of OTLP, and of Tempo
+_GROUPS = ("resourceSpans", "resource_spans", "batches", "trace.resourceSpans")
 _SPOKEN = ("system", "user", "assistant", "tool")
 
 

@@ -135,9 +135,8 @@ class Prompts(Sequence[Prompt | None]):
 
     def _read(self, number: int) -> Any:
         first, stop = self._places[number : number + 2]
-        content = pickle.loads(
-            os.pread(self._file.fileno(), stop - first, first)
-        )  # forks share a file's position
+        # forks share a file's position
+        content = pickle.loads(os.pread(self._file.fileno(), stop - first, first))
         self._objects[number] = content
         self._in_memory += stop - first
         while self._in_memory > _BYTES_IN_MEMORY and len(self._objects) > 1:

@@ -43,13 +43,10 @@ TOOLS = {
 }
 UNKNOWN_TOKENS = 1  # a part of unknown length separates prompts, and counts as one token
 _MEMO_SIZE = 4096  # recently hashed texts: a conversation repeats its messages
-_CONVERSATIONS = (
-    64  # of which the pieces of the last prompt are in memory, since the next one may go on from it
-)
-_FIRST_MARKER, _LAST_MARKER = (
-    0xF0000,
-    0x10FFFF,
-)  # private characters, which stand for parts that are no text
+# of which the pieces of the last prompt are in memory, since the next one may go on from it
+_CONVERSATIONS = 64
+# private characters, which stand for parts that are no text
+_FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF
 _MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
 
 
@@ -353,9 +350,8 @@ class BodyReader:
             return np.array([[content.name], [tokens]], dtype=np.int64)
         if isinstance(content, np.ndarray):
             return np.stack(hash_pieces(content, self._file.piece))
-        name = hash(
-            content
-        )  # of 64 bits, and many times faster than one that is the same in every process
+        # of 64 bits, and many times faster than one that is the same in every process
+        name = hash(content)
         if name not in self._known:
             template = self._options.template
             encoded = self._file.encode(content) if template is None else template.encode(content)

@@ -18,22 +18,15 @@ import orjson
 
 _LIST = re.compile(rb'"(?:messages|input|contents)"\s*:\s*\[\s*(?=\{)')
 _BETWEEN = re.compile(rb"\s*(?:(,)\s*|(\]))")
-_HOLDERS = (
-    (),
-    ("body",),
-    ("params",),
-    ("request",),
-    ("request", "body"),
-    ("modelInput",),
-)  # where a body stands in its line
+# where a body stands in its line
+_HOLDERS = ((), ("body",), ("params",), ("request",), ("request", "body"), ("modelInput",))
 _CONVERSATIONS = 64  # of which the last line is in memory, since the next one may go on from it
 _BYTES_IN_MEMORY = 1 << 24
 _FIRST_MESSAGES = 16  # in memory: rules that conversations have in common
 _BEGIN = 256  # bytes behind the first message by which a conversation is known: the first one may be all's rules
 _WINDOW = 1 << 16  # bytes in which the end of a message is looked for at first
-_UNREPEATED = (
-    1 << 26
-)  # bytes whose messages are told apart, which takes longer than to parse them, in vain
+# bytes whose messages are told apart, which takes longer than to parse them, in vain
+_UNREPEATED = 1 << 26
 _end_of = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # value and end of the JSON at an offset of a text
 
 
@@ -49,10 +42,8 @@ class RepeatedLines:
         self._latest = OrderedDict[bytes, _Behind]()
         self._in_memory, self.shares = 0, False
         self._first = list[tuple[bytes, Any]]()
-        self._alone, self._repeated = (
-            0,
-            0,
-        )  # bytes of messages that no line had before, and that one had
+        # bytes of messages that no line had before, and that one had
+        self._alone, self._repeated = 0, 0
 
     def loads(self, line: bytes) -> Any:
         """Return what `orjson.loads` returns."""
@@ -166,9 +157,8 @@ def _message_at(line: bytes, offset: int) -> bytes:
     window = _WINDOW
     while line[offset : offset + 1] == b"{":
         try:
-            _, end = _end_of(
-                line[offset : offset + window].decode("latin-1"), 0
-            )  # one character a byte
+            # one character a byte
+            _, end = _end_of(line[offset : offset + window].decode("latin-1"), 0)
         except (ValueError, StopIteration):
             if offset + window >= len(line):
                 raise

@@ -317,10 +317,8 @@ OUTPUTS = tuple(
     f"{path}{name}" for path in (*(f"{path}." for path in _PLACES), "") for name in _OUTPUT_NAMES
 )
 _DIGITS_OF_COUNT = 10  # of a count
-_APART = (
-    "cache_read_input_tokens",
-    "cache_creation_input_tokens",
-)  # of which Anthropic's input_tokens has none
+# of which Anthropic's input_tokens has none
+_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 
 

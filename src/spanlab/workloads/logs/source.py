@@ -84,9 +84,8 @@ class LogFile:
     bodies: Any = None
     prompts: Any = None
     folder: Path | None = None
-    _bad: dict[str, str] = field(
-        default_factory=dict
-    )  # by field: what bad lines are called, with the first of them
+    # by field: what bad lines are called, with the first of them
+    _bad: dict[str, str] = field(default_factory=dict)
     _bad_files: Counter[str] = field(default_factory=Counter)
     _aside: Counter[str] = field(default_factory=Counter)
     _remarks: Counter[str] = field(default_factory=Counter)

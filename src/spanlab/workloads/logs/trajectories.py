@@ -63,9 +63,8 @@ class _Requests:
     file: LogFile
     _number: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
-    _records: dict[bytes, set[object]] = field(
-        default_factory=dict
-    )  # names of records, by their content
+    # names of records, by their content
+    _records: dict[bytes, set[object]] = field(default_factory=dict)
     _calls: dict[bytes, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,10 +151,7 @@ def trajectory() -> LogFormat:
         read=_trajectory_entries,
         ids=Ids.CONTENT,
         fields=("trajectory", "history"),
-        marks=(
-            frozenset({"trajectory", "info"}),
-            frozenset({"trajectory_format"}),
-        ),
+        marks=(frozenset({"trajectory", "info"}), frozenset({"trajectory_format"})),
     )
 
 

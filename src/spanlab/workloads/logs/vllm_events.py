@@ -44,9 +44,8 @@ from spanlab.workloads.logs.source import LOG_FORMATS, LogFile, LogFormat
 
 _EVENTS_FOR_GROUP = 1000
 _SEQUENCE_BYTES = 8
-_PAYLOAD = re.compile(
-    rb"(?=[\x92\x93](\xcb|\xca))"
-)  # a list of two or three elements, of which the first is a number
+# a list of two or three elements, of which the first is a number
+_PAYLOAD = re.compile(rb"(?=[\x92\x93](\xcb|\xca))")
 _FIRST_ARRAY = 0x80  # bytes from here on begin no text
 
 
