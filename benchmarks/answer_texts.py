@@ -26,8 +26,10 @@ def methods_of_answers(summary: Summary) -> str:
     """Return one row for each shown method: time to first token, speedup and benefit kept."""
     methods = summary["methods"]
     rows = [(f"`{arm}`: {name}", *_cells(methods[arm])) for arm, name in SHOWN.items()]
+    plain = methods["none"].get("plain_s")
+    beside = f"The same prompts take {_with_interval(plain, 1000, 0, ' ms')} in plain transformers.\n" if plain else ""
     origin = (
-        f"Measured: {summary['engine']['model']} on {summary['engine']['device']}.\n"
+        f"Measured: {summary['engine']['model']} on {summary['engine']['device']}.\n{beside}"
         f"{methods['none']['questions']} questions about {summary['documents']} collections of facts, "
         f"commit {summary['commit']}.\n"
     )

@@ -1,5 +1,7 @@
 """Entries of methods by hand: benefit kept, changes that are shown, the floor, pairs and buckets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,17 @@ def test_an_entry_by_hand():
         None,
         None,
     )
+
+
+def test_times_of_transformers_stand_beside_prompts_of_equal_lengths():
+    beside = References(BASE, WITHOUT, BASE, GROUPS, plain_s=np.full(6, 0.5))
+    entry = method_entry(arm("pic", FULL, ttft=0.25), beside)
+    assert entry["plain_s"]["mean"] == 0.5
+    assert entry["over_plain"] == {"mean": 2.0, "low": 2.0, "high": 2.0}
+    assert method_entry(BASE, beside)["over_plain"]["mean"] == 0.5  # the baseline has a speedup over it too
+    shorter = replace(arm("none_view", FULL), prompt=np.full(6, 40))
+    assert [method_entry(shorter, beside)[name] for name in ("plain_s", "over_plain")] == [None, None]
+    assert [method_entry(BASE, REFERENCES)[name] for name in ("plain_s", "over_plain")] == [None, None]
 
 
 def test_a_change_below_the_floor_is_not_shown():

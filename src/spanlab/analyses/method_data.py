@@ -66,12 +66,15 @@ class References:
     `without`   full recompute without passages; None where no arm has such prompts
     `floor`     a second run of the baseline, in other chunks
     `groups`    the document of each question
+    `plain_s`   time to first token of the baseline's prompts in plain transformers, seconds; None
+                where they did not run there
     """
 
     baseline: ArmAnswers
     without: ArmAnswers | None
     floor: ArmAnswers
     groups: Groups
+    plain_s: Floats | None = None
 
     def shown(self, change: Interval) -> bool:
         """Return whether a change of gold loss is shown: its interval excludes zero, and its mean
@@ -88,6 +91,8 @@ def method_entry(arm: ArmAnswers, references: References) -> MethodScore:
                         `shown`; None for the baseline itself
     `speedup`           summed TTFT of the baseline ÷ the arm's; `bound` is the ratio of the tokens
                         that they computed
+    `over_plain`        summed TTFT in plain transformers, of which `plain_s` is the mean, ÷ the
+                        arm's; both None for an arm whose prompts have other lengths
     """
     mean = partial(_mean_of_known, groups=references.groups)
     change = (
@@ -95,8 +100,14 @@ def method_entry(arm: ArmAnswers, references: References) -> MethodScore:
         if arm is references.baseline or not arm.scores
         else _change(arm, references.baseline, references.groups)
     )
-    speedup = None if arm is references.baseline else _speedup(arm, references)
+    speedup = (
+        None if arm is references.baseline else _ratio(references.baseline.ttft_s, arm, references)
+    )
     benefit = benefit_kept(arm, references)
+    # an arm that leaves out passages serves other prompts
+    is_same = np.array_equal(arm.prompt, references.baseline.prompt)
+    plain = references.plain_s if is_same else None
+    over_plain = None if plain is None else _ratio(plain, arm, references)
     return {
         "family": arm.family,
         "questions": len(arm.ttft_s),
@@ -110,6 +121,8 @@ def method_entry(arm: ArmAnswers, references: References) -> MethodScore:
         "gold_loss_change": change and change._asdict(),
         "shown": None if change is None else references.shown(change),
         "speedup": speedup and speedup._asdict(),
+        "plain_s": mean(plain),
+        "over_plain": over_plain and over_plain._asdict(),
         "bound": float(references.baseline.computed.sum() / arm.computed.sum()),
         **{
             name: mean(arm.right.get(name), kind=SHARE)
@@ -182,8 +195,8 @@ def _change(arm: ArmAnswers, other: ArmAnswers, groups: Groups) -> Interval:
     return mean_interval(arm.scores["nll"] - other.scores["nll"], groups)
 
 
-def _speedup(arm: ArmAnswers, references: References) -> Interval:
-    return interval_of_ratio(references.baseline.ttft_s, arm.ttft_s, references.groups, POSITIVE)
+def _ratio(ttft_s: Floats, arm: ArmAnswers, references: References) -> Interval:
+    return interval_of_ratio(ttft_s, arm.ttft_s, references.groups, POSITIVE)
 
 
 def _mean_of_known(
@@ -202,7 +215,7 @@ def _mean_of_known(
 
 MethodEntry = Mapping[str, Any]
 Line = list[tuple[str, MethodEntry]]
-PLAIN = "pic"  # reuse without repair: the start of every line of budgets
+UNREPAIRED = "pic"  # reuse without repair: the start of every line of budgets
 
 
 @dataclass(frozen=True)

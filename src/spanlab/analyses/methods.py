@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spanlab.analyses.answers import answer_text, best_score, exact_match, token_f1
 from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.method_data import (
-    PLAIN,
+    UNREPAIRED,
     ArmAnswers,
     Line,
     MethodData,
@@ -55,13 +55,14 @@ from spanlab.settings.analyses import (
     FLOOR,
     LABELS,
     MEASURED,
+    PLAIN,
     REPEAT,
     Analysis,
     MethodSettings,
 )
 from spanlab.settings.study import Study
 from spanlab.stats import Floats, Groups, describe_few
-from spanlab.study.bounds import family
+from spanlab.study.bounds import ArmFailure, family
 from spanlab.study.jobs import run_cells
 from spanlab.study.machine import NAME, floor_files
 from spanlab.study.numbers import (
@@ -94,11 +95,7 @@ def read_answers(
 ) -> ArmAnswers:
     """Return one arm's answers to the requests `questions`, under the study's first seed."""
     study = finished.study
-    cell = run_cells(study, arm)[0]
-    columns = read_records(files.records)
-    columns = select(columns, at_rate(columns, cell.rate_rps) & (columns["seed"] == cell.seed))
-    row_of = {number: index for index, number in enumerate(columns["request_id"].tolist())}
-    rows = np.array([row_of[request.id] for request in questions], np.int64)
+    cell, columns = run_cells(study, arm)[0], _records(study, questions, arm, files)
     (run,) = [
         run
         for run in files.finished()
@@ -121,13 +118,24 @@ def read_answers(
     return ArmAnswers(
         arm=arm,
         family=family(study.arms[arm]),
-        ttft_s=delays_of(columns)["ttft_s"][rows],
-        prompt=columns["prompt_tokens"][rows],
-        computed=columns["computed_tokens"][rows],
+        ttft_s=delays_of(columns)["ttft_s"],
+        prompt=columns["prompt_tokens"],
+        computed=columns["computed_tokens"],
         peak_bytes=run["kv_resident_peak_bytes"] + run["state_resident_peak_bytes"],
         scores=scores,
         right=right,
     )
+
+
+def _records(
+    study: Study, questions: Sequence[Request], arm: str, files: ArmFiles
+) -> dict[str, NDArray[Any]]:
+    """Return the records of the questions in their order, under the study's first seed."""
+    cell, columns = run_cells(study, arm)[0], read_records(files.records)
+    columns = select(columns, at_rate(columns, cell.rate_rps) & (columns["seed"] == cell.seed))
+    row_of = {number: index for index, number in enumerate(columns["request_id"].tolist())}
+    rows = np.array([row_of[request.id] for request in questions], np.int64)
+    return select(columns, rows)
 
 
 def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, NDArray[np.str_]]:
@@ -198,6 +206,10 @@ _NOTES = (
     "= most that the cache held",
     "[a, b] = 95 % interval, bootstrap over documents",
 )
+_OF_PLAIN = (
+    "TTFT in transformers = the prompts of {baseline} without a cache and without our engine: one forward each, with "
+    "torch's fused attention, between the runs of the arms; for arms with prompts of the same lengths"
+)
 _BENEFIT = "benefit kept = (loss of {without} − loss of the arm) ÷ (loss of {without} − loss of {baseline})"
 
 
@@ -223,7 +235,9 @@ def budgets_tables(data: MethodData) -> tuple[Table, ...]:
     if not lines:
         return ()
     plain = (
-        [{"method": PLAIN, "budget": "", **data.methods[PLAIN]}] if PLAIN in data.methods else []
+        [{"method": UNREPAIRED, "budget": "", **data.methods[UNREPAIRED]}]
+        if UNREPAIRED in data.methods
+        else []
     )
     rows = plain + [
         {"method": method, "budget": budget, **entry}
@@ -233,7 +247,7 @@ def budgets_tables(data: MethodData) -> tuple[Table, ...]:
     chosen = (_FIELDS[-2], *_FIELDS[:5], _FIELDS[-1])  # times are in the table of all arms
     fields = (Field("method", "method", word, left=True), Field("budget", "budget", word), *chosen)
     budget = "budget = repaired tokens of each passage; of cache_blend and strided, percent of the prompt's tokens"
-    notes = (budget, *(note for note in _notes(data) if not note.startswith("speedup")))
+    notes = (budget, *(note for note in _notes(data) if not note.startswith(("speedup", "TTFT"))))
     return (tabulate("methods_budgets", "Quality over recomputed tokens", fields, rows, notes),)
 
 
@@ -264,7 +278,9 @@ def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _notes(data: MethodData) -> tuple[str, ...]:
-    notes = (*_NOTES, _BENEFIT) if data.without else _NOTES
+    notes = [*_NOTES]
+    notes += [_OF_PLAIN] if data.entries[data.baseline]["plain_s"] else []
+    notes += [_BENEFIT] if data.without else []
     return tuple(note.format(baseline=data.baseline, without=data.without) for note in notes)
 
 
@@ -285,6 +301,8 @@ _FIELDS = (
     Field("likeliest", "likeliest\noption", percent_interval),
     Field("ttft_s", "TTFT\nmean", seconds, "ttft_s.mean"),
     Field("speedup", "speedup", ratio_interval),
+    Field("plain_s", "TTFT in\ntransformers", seconds, "plain_s.mean"),
+    Field("over_plain", "speedup\nover it", ratio_interval),
     Field("bound", "bound", ratio, keep=3),
     Field("computed_tokens", "computed\ntokens", count, "computed_tokens.mean"),
     Field("bytes", "bytes", byte_size, "bytes.mean", 4),
@@ -399,7 +417,7 @@ def draw_budgets(data: MethodData) -> Figure | None:
     lines = budgets(data.methods)
     if not lines:
         return None
-    names = [*lines, PLAIN, "full recompute", "floor"]
+    names = [*lines, UNREPAIRED, "full recompute", "floor"]
     figure, [axes] = style.framed_with(
         data.footer,
         "Quality over recomputed tokens",
@@ -411,8 +429,8 @@ def draw_budgets(data: MethodData) -> Figure | None:
     for ax, (key, label) in zip(axes, _MEASURES, strict=True):
         for name, line in lines.items():
             _draw_line(ax, name, line, key, strokes[name])
-        if PLAIN in data.methods:
-            entry = data.methods[PLAIN]
+        if UNREPAIRED in data.methods:
+            entry = data.methods[UNREPAIRED]
             colour, marker = style.family_style(entry["family"])
             ax.plot(
                 entry["computed_tokens"]["mean"],
@@ -420,7 +438,7 @@ def draw_budgets(data: MethodData) -> Figure | None:
                 marker,
                 color=colour,
                 markersize=6,
-                label=PLAIN,
+                label=UNREPAIRED,
             )
         ax.axhline(0, color="#777777", linewidth=0.8, linestyle=(0, (4, 2)), label="full recompute")
         floor = abs(data.floor[key]["mean"])
@@ -458,12 +476,16 @@ def compare_methods(finished: Finished) -> Findings:
     floor = read_arm(baseline, floor_files(finished.folder, baseline))
     without = arms.get(study.analyses.methods.without_context or "")
     groups = np.array([request.group_id for request in questions], np.int64)
-    references = References(arms[baseline], without, floor, groups)
+    plain = finished.plain
+    plain_s = (
+        delays_of(_records(study, questions, baseline, plain))["ttft_s"]
+        if isinstance(plain, ArmFiles)
+        else None
+    )
+    references = References(arms[baseline], without, floor, groups, plain_s)
     noise = finished.noise_sentence("speedups")
-    entries = {
-        name: method_entry(arm, references) | ({"speedup": None} if noise else {})
-        for name, arm in arms.items()
-    }
+    withheld = {"speedup": None, "over_plain": None} if noise else {}
+    entries = {name: method_entry(arm, references) | withheld for name, arm in arms.items()}
     lowest = floor_entry(references)
     scored = bool(arms[baseline].scores)
     buckets = _buckets(finished, questions, arms, references.groups) if scored else []
@@ -490,7 +512,7 @@ def compare_methods(finished: Finished) -> Findings:
         figures={name: partial(drawing, data) for name, drawing in FIGURES.items()}
         if scored
         else {},
-        caveats=_caveats(entries, len(np.unique(references.groups)), noise),
+        caveats=_caveats(finished, entries, len(np.unique(references.groups))),
     )
 
 
@@ -512,11 +534,14 @@ def _buckets(
     ]
 
 
-def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, ...]:
-    """Return caveats: differences that the questions do not show, noise, and intervals that may be
-    too narrow."""
+def _caveats(finished: Finished, entries: dict[str, Any], documents: int) -> tuple[str, ...]:
+    """Return caveats: differences that the questions do not show, noise, lost times of transformers,
+    and intervals that may be too narrow."""
     not_shown = [name for name, entry in entries.items() if entry["shown"] is False]
+    noise, plain = finished.noise_sentence("speedups"), finished.plain
     caveats = [noise] if noise else []
+    if isinstance(plain, ArmFailure):
+        caveats.append(f"no times of plain transformers: {plain.sentence}")
     if not_shown:
         caveats.append(
             f"not shown by these questions: a gold loss other than the baseline's of {', '.join(not_shown)}"
@@ -561,7 +586,7 @@ ANALYSES.add(
     Analysis(
         "methods",
         compare_methods,
-        needs=(MEASURED, REPEAT, LABELS, FLOOR),
+        needs=(MEASURED, REPEAT, LABELS, FLOOR, PLAIN),
         options=MethodSettings,
         check=_check,
     )

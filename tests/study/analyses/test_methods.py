@@ -41,6 +41,9 @@ def test_every_method_is_scored_beside_its_floor(summary):
         for key in ("ttft_s", "computed_tokens", "gold_loss", "top1"):
             assert entry[key]["low"] <= entry[key]["mean"] <= entry[key]["high"]
         assert entry["f1"] is None
+    whole = {arm for arm, entry in methods.items() if entry["plain_s"]}  # prompts with all passages
+    assert whole == {"none", "radix", "pic", "lego_link_16"}
+    assert len({methods[arm]["plain_s"]["mean"] for arm in whole}) == 1
     assert methods["radix"]["kl"]["mean"] < 1e-9 < 1e-4 < methods["pic"]["kl"]["mean"]
     assert methods["pic"]["computed_tokens"]["mean"] < methods["none"]["computed_tokens"]["mean"]
     assert methods["none_view"]["computed_tokens"]["mean"] < methods["gold_view"]["computed_tokens"]["mean"]
