@@ -40,6 +40,8 @@ def test_cuts_and_keys_are_those_of_the_list(string, data):
     start, stop = data.draw(st.tuples(st.integers(0, len(string)), st.integers(0, len(string))))
     assert ids(string.cut(start, stop)) == ids(string)[start:stop]
     assert len(string.cut(start, stop)) == max(0, stop - start)
+    if start < len(string):
+        assert string.key(start, 1) == ids(string)[start]
     assert string.key(start, 3) == np.array(ids(string)[start : start + 3], np.int32).tobytes()
 
 

@@ -3,7 +3,6 @@ share."""
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -50,6 +49,7 @@ class IdRun:
 
 
 TokenIds: TypeAlias = Tokens | IdRun
+TokenKey: TypeAlias = bytes | int
 
 
 def array_of(ids: TokenIds) -> Tokens:
@@ -121,19 +121,19 @@ class TokenString:
         shifts = [shift + start for shift in self.shifts[first : last + 1]]
         return TokenString(self.arrays[first : last + 1], (*ends, stop - start), tuple(shifts))
 
-    def key(self, start: int, length: int) -> bytes:
-        """Return the ids of up to `length` tokens from `start` on, as bytes; four each."""
+    def key(self, start: int, length: int) -> TokenKey:
+        """Return up to `length` tokens from `start` on as a key: their ids as bytes, four each; for a
+        length of 1, the id."""
         number = bisect_right(self.ends, start)
         if number < len(self.ends) and start + length <= self.ends[number]:
             index, array = self.shifts[number] + start, self.arrays[number]
+            if length > 1:
+                return _array(array, index, index + length).tobytes()
+            # a tree of single tokens makes a key in every match, and bytes take seven times as long
             if isinstance(array, IdRun):
-                if length == 1:
-                    return (array.first + index * array.step).to_bytes(
-                        4, sys.byteorder, signed=True
-                    )
-                return array.array(index, index + length).tobytes()
-            ids: np.generic | Tokens = array[index if length == 1 else slice(index, index + length)]
-            return ids.tobytes()  # one token is a number, which takes half the time of an array
+                return array.first + index * array.step
+            item: int = array.item(index)
+            return item
         return self.cut(start, min(start + length, len(self))).tobytes()
 
     def tobytes(self) -> bytes:

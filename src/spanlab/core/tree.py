@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spanlab.core.request import Request
-from spanlab.core.token_string import EMPTY, TokenString, string_of
+from spanlab.core.token_string import EMPTY, TokenKey, TokenString, string_of
 
 # ------------------------------------------------------------------------------
 # The cache spans of a prompt: the key of each stored entry, and the context in which its KV is
@@ -252,7 +252,7 @@ class Node:
     """Tokens `[start, depth)` of a prefix, and the recurrent states at positions in `(start,
     depth]`.
 
-    `key`     its first block as bytes, its key among its parent's children
+    `key`     its first block, its key among its parent's children
     `states`  by position, increasing
     `lost`    positions whose state was stored once and has been removed, increasing
     `locks`   users of this node and of everything below it, so a locked node's ancestors are locked
@@ -278,7 +278,7 @@ class Node:
 
     def __init__(
         self,
-        key: bytes,
+        key: TokenKey,
         edge: TokenString,
         start: int,
         depth: int,
@@ -288,12 +288,18 @@ class Node:
     ) -> None:
         self.key, self.edge, self.start, self.depth = key, edge, start, depth
         self.parent, self.serial = parent, serial
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[TokenKey, Node] = {}
         self.states: list[State] = []
         self.lost: list[int] = []
         self.created = self.used = now
         self.locks = self.uses = 0
         self.in_heap = False
+
+    @property
+    def root_name(self) -> bytes:
+        """The name of a root, which is its key."""
+        assert isinstance(self.key, bytes) and self.parent is None, "only roots have names"
+        return self.key
 
     def path(self) -> Iterator[Node]:
         """This node and its ancestors below the root, deepest first."""
@@ -423,7 +429,7 @@ class PrefixTree:
             node = child
         return node
 
-    def _add_child(self, parent: Node, key: bytes, edge: TokenString, now: int) -> Node:
+    def _add_child(self, parent: Node, key: TokenKey, edge: TokenString, now: int) -> Node:
         length = len(edge)
         self._serial += self._serials(length)
         child = Node(key, edge, parent.depth, parent.depth + length, parent, self._serial, now)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from spanlab.core.request import Request
+from spanlab.core.token_string import TokenKey
 from spanlab.registry import Registry, positive
 from spanlab.workloads.logs.formats import BLOCKS
 from spanlab.workloads.logs.trajectories import SCHEMA, VERSION
@@ -59,7 +60,7 @@ class BlockIds:
                 f"writer.block_size={size}: expected one of {sizes}, the sizes that log readers recognise"
             )
         self._size = size
-        self._numbers: dict[tuple[int, bytes], int] = {}
+        self._numbers: dict[tuple[int, TokenKey], int] = {}
         self._salts: dict[str, int] = {}
 
     def of(self, request: Request) -> list[int]:

@@ -51,7 +51,9 @@ class PathNames:
     def of_node(self, node: Node) -> bytes:
         """The name of a node in the tree."""
         assert node.parent is not None, "a node is named while it is in the tree"
-        return self._path_digest(node.parent).digest() + node.key
+        key = node.key
+        first = key if isinstance(key, bytes) else key.to_bytes(4, "little", signed=True)
+        return self._path_digest(node.parent).digest() + first
 
     def of_state(self, state: State) -> bytes:
         """The name of a stored state: the digest of its prefix."""
@@ -83,7 +85,7 @@ class PathNames:
             node = node.parent
         for new in reversed(missing):
             if new.parent is None:
-                self._digests[new] = blake2b(new.key, digest_size=16)
+                self._digests[new] = blake2b(new.root_name, digest_size=16)
             else:
                 path = self._digests[new.parent].copy()
                 path.update(new.edge.tobytes())
