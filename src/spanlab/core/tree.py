@@ -402,9 +402,11 @@ class PrefixTree:
             child = node.children.get(tokens.key(depth, block_size))
             if child is None:
                 return node, depth
-            common = tokens.common(depth, child.edge)
-            if common < child.depth - depth:
-                return child, depth + common // block_size * block_size
+            length = child.depth - depth
+            if length > block_size:  # else the key has all tokens of the edge
+                common = tokens.common(depth, child.edge)
+                if common < length:
+                    return child, depth + common // block_size * block_size
             node, depth = child, child.depth
 
     def extend(self, node: Node, tokens: TokenString, stop: int, now: int) -> Node:
@@ -412,20 +414,21 @@ class PrefixTree:
 
         `stop` is a multiple of the block size and lies within `tokens`.
         """
+        block_size = self.block_size
         while node.depth < stop:
             depth = node.depth
-            child = node.children.get(key := tokens.key(depth, self.block_size))
+            child = node.children.get(key := tokens.key(depth, block_size))
             if child is None:
-                child = self._add_child(node, key, tokens.cut(depth, stop), now)
-            elif (
-                common := min(tokens.common(depth, child.edge), stop - depth)
-            ) < child.depth - depth:
-                lower, child = (
-                    child,
-                    self.split(child, depth + common // self.block_size * self.block_size),
-                )
-                if not self.fixed_blocks:
-                    lower.used = child.used = now
+                node = self._add_child(node, key, tokens.cut(depth, stop), now)
+                continue
+            length = child.depth - depth
+            if length > block_size:  # else the key has all tokens of the edge
+                common = min(tokens.common(depth, child.edge), stop - depth)
+                if common < length:
+                    lower = child
+                    child = self.split(lower, depth + common // block_size * block_size)
+                    if not self.fixed_blocks:
+                        lower.used = child.used = now
             node = child
         return node
 

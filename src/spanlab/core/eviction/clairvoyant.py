@@ -83,7 +83,9 @@ class FuturePaths:
         rank per node."""
         assert node.parent is not None, "a new node is in the tree"
         parent = node.parent
-        start = self.future.root(parent.root_name) if parent.parent is None else self._positions[parent]
+        start = (
+            self.future.root(parent.root_name) if parent.parent is None else self._positions[parent]
+        )
         ends = (
             []
             if start is None or start.depth < parent.depth
