@@ -184,14 +184,16 @@ class RooflineTiming:
         """Return the durations of k steps with growing context: the greater of two straight
         lines."""
         flops, moved = self._work(features)
-        more = np.arange(k) * features.num_decodes
-        pair_flops = self._pair_flops + (self._rotated_decode_flops if features.turned_keys else 0)
-        slower = (more * self._kv_bytes + moved) * self._ns_per_byte
-        longest_ns = ((k - 1) * features.num_decodes * pair_flops + flops) * self._ns_per_flop
+        earlier, decodes = np.arange(k), features.num_decodes
+        more_flops = decodes * (
+            self._pair_flops + (self._rotated_decode_flops if features.turned_keys else 0)
+        )
+        slower = (earlier * (decodes * self._kv_bytes) + moved) * self._ns_per_byte
+        longest_ns = ((k - 1) * more_flops + flops) * self._ns_per_flop
         if (
             longest_ns >= moved * self._ns_per_byte
         ):  # else all steps wait for memory, as most decodes do
-            np.maximum(slower, (more * pair_flops + flops) * self._ns_per_flop, out=slower)
+            np.maximum(slower, (earlier * more_flops + flops) * self._ns_per_flop, out=slower)
         slower += self._host(features)
         durations: Nanoseconds = slower.astype(np.int64)
         return durations
