@@ -223,7 +223,23 @@ def computed_once(finished: Finished, arm: str) -> Iterator[Verdict]:
     shared part again is reported.
     """
     block = finished.study.arms[arm].block_size
-    runs = [_once(columns, block) for columns in finished.files[arm].columns().values()]
+    runs = []
+    for columns in finished.files[arm].columns().values():
+        prompts, computes, seen = (
+            columns[f"{name}_tokens"] for name in ("prompt", "computed", "seen")
+        )
+        is_late = columns["admitted_s"] >= columns["first_token_s"].min()
+        unseen = prompts - np.minimum(seen, prompts - 1)
+        again = columns["reused_tokens"] + block <= seen.max()
+        runs.append(
+            (
+                int(is_late.sum()),
+                int(computes[is_late].sum()),
+                int(unseen[is_late].sum()),
+                int(again.sum()) - 1,  # the first request has to compute the shared part
+                prompts.sum() / computes.sum(),
+            )
+        )
     late, computed, new, recomputing, factor = np.array(runs).sum(axis=0).tolist()
     if late:
         description = "tokens computed after the first prefill"
@@ -234,23 +250,6 @@ def computed_once(finished: Finished, arm: str) -> Iterator[Verdict]:
         "computed_once", arm, "requests that compute the shared part again", recomputing / len(runs)
     )
     yield Verdict("computed_once", arm, "prompt tokens ÷ computed tokens", factor / len(runs))
-
-
-def _once(columns: Columns, block: int) -> tuple[float, ...]:
-    """Return late requests, their computed and new tokens, recomputing requests, and prompt ÷
-    computed tokens."""
-    prompt, computed, seen = (columns[f"{name}_tokens"] for name in ("prompt", "computed", "seen"))
-    late = columns["admitted_s"] >= columns["first_token_s"].min()
-    new = prompt - np.minimum(seen, prompt - 1)
-    # the first request has to compute it
-    recomputing = int((columns["reused_tokens"] + block <= seen.max()).sum()) - 1
-    return (
-        int(late.sum()),
-        int(computed[late].sum()),
-        int(new[late].sum()),
-        recomputing,
-        prompt.sum() / computed.sum(),
-    )
 
 
 @BARS.register("near_infinite")

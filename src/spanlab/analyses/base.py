@@ -210,6 +210,9 @@ LOOSE_BOUNDS = (
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Return every caveat of a study, most general first."""
     descends = any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms)
+    sizes = dict.fromkeys((len(arm.summary["seeds"]), arm.summary["groups"]) for arm in arms)
+    unsettled = ", ".join(with_verdict(arms, UNSETTLED))
+    no_end = "MSER-5 finds no end of the warm-up in the first half of the run"
     return (
         *foreign_tokenizer(study),
         *_inexact(study),
@@ -220,9 +223,9 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
             else []
         ),
         *([] if study.draws_arrivals() else [GIVEN_ARRIVALS]),
-        *_few(arms),
+        *filter(None, (describe_few(*size) for size in sizes)),
         *_saturated(study, arms),
-        *_unsettled(arms),
+        *([f"not settled: {unsettled}: {no_end}"] if unsettled else []),
         *_warmup(study, arms),
         *([FULL_STORE] if bytes_say_little(arms) else []),
         *_extrapolated(arms),
@@ -262,11 +265,6 @@ def _inexact(study: Study) -> Iterator[str]:
             yield sentence.format(", ".join(names))
 
 
-def _few(arms: Sequence[ArmData]) -> Iterator[str]:
-    sizes = dict.fromkeys((len(arm.summary["seeds"]), arm.summary["groups"]) for arm in arms)
-    yield from filter(None, (describe_few(*size) for size in sizes))
-
-
 def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:
     """Return the names of the arms with this verdict."""
     return [arm.name for arm in arms if arm.summary["stationarity"]["verdict"] == verdict]
@@ -285,11 +283,6 @@ def _saturated(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
         f"saturated at {load_words(study)}: {', '.join(names)}: the queue grows as long as requests arrive, so that "
         f"mean delays depend on the length of the run{no_speedups}"
     )
-
-
-def _unsettled(arms: Sequence[ArmData]) -> Iterator[str]:
-    if names := with_verdict(arms, UNSETTLED):
-        yield f"not settled: {', '.join(names)}: MSER-5 finds no end of the warm-up in the first half of the run"
 
 
 def _warmup(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
@@ -387,7 +380,11 @@ def describe_store(study: Study) -> str:
     total_label = "for KV and states together" if study.model.is_hybrid else "for KV"
     kv_gib, state_gib = store.pools_gib
     budgets = ((store.total_gib, total_label), (kv_gib, "of KV"), (state_gib, "of states"))
-    labels = [f"{_gib(value)} {label}" for value, label in budgets if value is not None]
+    labels = [
+        (f"{gib:g} GiB" if gib >= 1 else f"{1024 * gib:g} MiB") + f" {label}"
+        for gib, label in budgets
+        if gib is not None
+    ]
     if store.entries is not None:
         labels.append(f"{store.entries} entries")
     labels += [
@@ -396,10 +393,6 @@ def describe_store(study: Study) -> str:
     ]
     per_replica = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
     return (", ".join(labels) or "unlimited") + per_replica
-
-
-def _gib(value: float) -> str:
-    return f"{value:g} GiB" if value >= 1 else f"{1024 * value:g} MiB"
 
 
 def _timing(study: Study) -> str:

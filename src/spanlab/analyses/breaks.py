@@ -510,10 +510,16 @@ def breaks_table(summary: Mapping[str, Any]) -> Table:
         ),
         Field("later", "a later prompt", _text, left=True, keep=4, empty=(None,), explains=True),
     )
+    notes = list(summary["breaks_found"]["notes"])
+    if shown_rows := sum(row["earlier"] is not None for row in rows):
+        # what of the log's texts the report holds
+        notes.insert(
+            0,
+            f"this report holds texts of {2 * shown_rows} prompts: those that lose most, up to {AROUND_TOKENS} tokens, "
+            f"or {AROUND} characters without a tokenizer, before and after |, the break; redact=true leaves them out",
+        )
     title = "Why prompts part from earlier ones, with their texts"
-    return tabulate(
-        "breaks", title, fields, rows, (*_excerpts_note(rows), *summary["breaks_found"]["notes"])
-    )
+    return tabulate("breaks", title, fields, rows, notes)
 
 
 def top_breaks_table(summary: Mapping[str, Any]) -> Table:
@@ -543,17 +549,6 @@ def short_sides(earlier: str, later: str) -> list[str]:
         f"{name} {side[cut : cut + _SHORT]}"
         for name, side in (("earlier:", earlier), ("later:  ", later))
     ]
-
-
-def _excerpts_note(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return what of the log's texts a report holds."""
-    shown_rows = sum(row["earlier"] is not None for row in rows)
-    if not shown_rows:
-        return ()
-    return (
-        f"this report holds texts of {2 * shown_rows} prompts: those that lose most, up to {AROUND_TOKENS} tokens, or "
-        f"{AROUND} characters without a tokenizer, before and after |, the break; redact=true leaves them out",
-    )
 
 
 def _text(text: str | None) -> Cell:

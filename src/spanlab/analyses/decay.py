@@ -372,7 +372,10 @@ def decay(finished: Finished) -> Findings:
             streams,
             arm_runs,
             runs[study.runs.baseline],
-            _changes(losses[name], losses[study.runs.baseline]),
+            [
+                loss - base
+                for loss, base in zip(losses[name], losses[study.runs.baseline], strict=True)
+            ],
         )
         for name, arm_runs in runs.items()
     }
@@ -400,10 +403,6 @@ def _losses(
         np.array([scores[request]["nll"] for request in stream.ids.tolist()])
         for scores, stream in zip(scores_by_seed, streams, strict=True)
     ]
-
-
-def _changes(losses: Sequence[Floats], baseline: Sequence[Floats]) -> list[Floats]:
-    return [loss - base for loss, base in zip(losses, baseline, strict=True)]
 
 
 def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:

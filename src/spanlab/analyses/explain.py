@@ -196,19 +196,15 @@ def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         Field("request_hit_rate", "requests\nwith a hit", percent, keep=3),
         *_causes(rows),
     )
-    notes = (
-        f"{summary['explained']} is explained; mean per request: of all ratios; then shares of the tokens by cause",
-        *_first_caveats(caveats),
-    )
-    return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
-
-
-def _first_caveats(caveats: tuple[str, ...]) -> list[str]:
-    """Return the first caveats, and how many more the page has."""
+    # the first caveats, and how many more the page has
     first, further = list(caveats[:MOST_CAVEATS]), len(caveats) - MOST_CAVEATS
     if further > 0:
         first[-1] += f"; {further} further caveats stand at the top of report.html"
-    return first
+    notes = (
+        f"{summary['explained']} is explained; mean per request: of all ratios; then shares of the tokens by cause",
+        *first,
+    )
+    return tabulate("explain", f"{title}\n{_head_table(summary)}", fields, rows, notes)
 
 
 def _causes(rows: Sequence[Summary]) -> list[Field]:
@@ -435,20 +431,12 @@ def reported_lines(reported: dict[str, Any] | None, arm: str, log: Log) -> list[
             f"{100 * reported['possible']:.1f} % are possible as {arm}{fewer * (reported['requests'] < log.requests)}"
         )
     if reported["sums"] is not None:
-        lines.append(_sums_line(reported["sums"]) + _length_clause(reported))
+        lines.append(_sums_line(reported["sums"]))
+        if reported["counted_tokens"] and reported["prompt_tokens"] is not None:
+            ratio = reported["prompt_tokens"] / reported["counted_tokens"]
+            if abs(ratio - 1) >= SAME_LENGTH:
+                lines[-1] += f"; its lengths are {ratio:.2f} times those of the log"
     return lines
-
-
-def _length_clause(reported: dict[str, Any]) -> str:
-    """Return how often the reported lengths exceed the counted ones; empty where they are alike."""
-    if not reported["counted_tokens"] or reported["prompt_tokens"] is None:
-        return ""
-    ratio = reported["prompt_tokens"] / reported["counted_tokens"]
-    return (
-        ""
-        if abs(ratio - 1) < SAME_LENGTH
-        else f"; its lengths are {ratio:.2f} times those of the log"
-    )
 
 
 def is_surprising(reported: dict[str, Any] | None) -> bool:

@@ -275,7 +275,10 @@ class BreakEven:
 def break_even(arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]]) -> BreakEven:
     """Compare the families of STEPS; each must have an arm in `arms`, and all arms served the same
     requests."""
-    best = {name: _best(arms, families[name]) for name in STEPS}
+    best = {
+        name: min((arm for arm in arms if arm.name in families[name]), key=lambda arm: arm.rank)
+        for name in STEPS
+    }
     exact = min((best[name] for name in EXACT), key=lambda arm: arm.rank)
     references = {ORDERED: best[PREFIX], REPAIRED: exact, PLAIN: exact}
     steps = {}
@@ -287,10 +290,6 @@ def break_even(arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]
         )
     verdict = next((name for name in (REPAIRED, PLAIN, ORDERED) if steps[name].pays), PREFIX)
     return BreakEven(tuple(steps.values()), verdict)
-
-
-def _best(arms: Sequence[MeasuredArm], names: Sequence[str]) -> MeasuredArm:
-    return min((arm for arm in arms if arm.name in names), key=lambda arm: arm.rank)
 
 
 NO_LEAD = f"no lead above {100 * (SMALLEST_LEAD - 1):.0f} %"
@@ -450,19 +449,13 @@ def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     sweep."""
     # `shown`: whether a lead is shown among all points; `shown_alone`: in the point's own study
     leads = [point.findings("families")["lead"] for point in points]
-    points = [
-        _with_lead(point, lead and lead | {"shown": shown, "shown_alone": lead["shown"]})
-        for point, lead, shown in zip(points, leads, shown_together(leads), strict=True)
-    ]
-    winners = point_entries(points, "families")
-    return findings_by_axis("winners", points, winners_table, draw_winners, {"winners": winners})
-
-
-def _with_lead(point: SweepPoint, lead: dict[str, Any] | None) -> SweepPoint:
-    return replace(
-        point,
-        summary={**(point.summary or {}), "families": point.findings("families") | {"lead": lead}},
-    )
+    judged = []
+    for point, lead, shown in zip(points, leads, shown_together(leads), strict=True):
+        lead = lead and lead | {"shown": shown, "shown_alone": lead["shown"]}
+        summary = {**(point.summary or {}), "families": point.findings("families") | {"lead": lead}}
+        judged.append(replace(point, summary=summary))
+    winners = point_entries(judged, "families")
+    return findings_by_axis("winners", judged, winners_table, draw_winners, {"winners": winners})
 
 
 def check_families(study: Study) -> None:

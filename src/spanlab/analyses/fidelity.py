@@ -266,18 +266,15 @@ def judge(
                 (verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}")
             )
         judged.append(_judged(goal.label, goal.limit, verdicts) | {"signed": goal.error == "bias"})
-    return [*judged, _of_ranks(list(decisions))]
-
-
-def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Judge tau by its distance from 1, in the same way as errors."""
+    # tau by its distance from 1, in the same way as errors
     limit, verdicts = round(1 - TAU_GOAL, 9), []
-    for decision in (entry for entry in decisions if "tau" in entry):
-        spread = None if decision["aa_tau"] is None else round(1 - decision["aa_tau"], 9)
-        if decision["tau"] is not None:
+    for decision in decisions:
+        if decision.get("tau") is not None:
+            spread = None if decision["aa_tau"] is None else round(1 - decision["aa_tau"], 9)
             verdict = Verdict.of(round(1 - decision["tau"], 9), spread, limit)
             verdicts.append((verdict, load_words(decision["load"], decision["rate_rps"])))
-    return _judged("1 − Kendall tau of arms by mean TTFT", limit, verdicts) | {"signed": False}
+    ranks = _judged("1 − Kendall tau of arms by mean TTFT", limit, verdicts)
+    return [*judged, ranks | {"signed": False}]
 
 
 def _judged(label: str, limit: float, verdicts: list[tuple[Verdict, str]]) -> dict[str, Any]:

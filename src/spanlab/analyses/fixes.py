@@ -101,7 +101,13 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
         first = repair.k if repair.kind == "first" else 0
         assert first is not None, "a repair of the first tokens says how many"
         return SpanRules(capacity / model.kv_bytes_per_token, first)
-    return _pool(study, name) if arm.pool is not None else _tree(study, name, longest)
+    if arm.pool is None:
+        return _tree(study, name, longest)
+    if arm.pool.retention != 0 and (model.is_hybrid or model.has_windows):
+        raise ValueError(
+            f"arms.{name}.pool.retention={arm.pool.retention} with analyses=explain: expected 0"
+        )
+    return pool_rules(model, capacity_of(study), arm.pool.block_size)
 
 
 def capacity_of(study: Study) -> int:
@@ -113,18 +119,6 @@ def capacity_of(study: Study) -> int:
                 f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all"
             )
     return study.store.budget.total_bytes
-
-
-def _pool(study: Study, name: str) -> CacheRules:
-    """Return the rules of vLLM's pool: blocks of one size for KV and, in hybrid models, for
-    states."""
-    pool, model = study.arms[name].pool, study.model
-    assert pool is not None, "called for arms with a pool"
-    if pool.retention != 0 and (model.is_hybrid or model.has_windows):
-        raise ValueError(
-            f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0"
-        )
-    return pool_rules(model, capacity_of(study), pool.block_size)
 
 
 def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:

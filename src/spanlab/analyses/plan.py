@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
@@ -193,29 +194,17 @@ def tables_of(summary: Summary, title: str, caveats: Sequence[str]) -> tuple[Tab
     """Return the table of reference points, with `caveats` as notes, and one table per search."""
     fields = (Field("point", "point", word, "says", left=True), *_fields(summary["targets"]))
     rows = summary["references"].values()
-    references_table = tabulate("plan", f"{title}\n{summary['verdict']}", fields, rows, caveats)
-    return (
-        references_table,
-        *(_search_table(summary, name) for name, curve in summary["curves"].items() if curve),
-    )
-
-
-def _search_table(summary: Summary, name: str) -> Table:
-    search = summary["searches"][name]
-    axis = search["axis"]
-    fields = (
-        Field(
-            axis["key"],
-            axis["label"].replace(" (", "\n(", 1),
-            number_format(".5g"),
-            lambda point: point[axis["key"]],
-        ),
-        *_fields(summary["targets"]),
-    )
-    marks = [f"{label}: {value:.3g}" for label, value in search["marks"].items()]
-    return tabulate(
-        f"plan_{name}", f"{name}\n{search['verdict']}", fields, summary["curves"][name], marks
-    )
+    tables = [tabulate("plan", f"{title}\n{summary['verdict']}", fields, rows, caveats)]
+    for name, curve in summary["curves"].items():
+        if curve:
+            search = summary["searches"][name]
+            key, label = search["axis"]["key"], search["axis"]["label"].replace(" (", "\n(", 1)
+            varied = Field(key, label, number_format(".5g"), itemgetter(key))
+            marks = [f"{label}: {value:.3g}" for label, value in search["marks"].items()]
+            heading = f"{name}\n{search['verdict']}"
+            fields = (varied, *_fields(summary["targets"]))
+            tables.append(tabulate(f"plan_{name}", heading, fields, curve, marks))
+    return tuple(tables)
 
 
 def _fields(targets: Mapping[str, float]) -> tuple[Field, ...]:
@@ -475,10 +464,18 @@ def scan(
     best, chosen = min(curve, key=lambda pair: (pair[1].grows, pair[1].distance))
     as_good = [value for value, outcome in curve if value != best and _is_as_good(outcome, chosen)]
     meeting = [value for value, outcome in curve if outcome.meets]
+    statistic = "the queue grows" if chosen.grows else value_of(chosen, chosen.worst)
+    if as_good:
+        statistic += f", {len(as_good)} others within its interval"
+    verdict = (
+        f"{describe(best)} is best, {statistic}"
+        if meeting
+        else f"no value meets {planner.targets_text}: the best, {describe(best)}, has {statistic}"
+    )
     return SearchResult(
         axis=axis,
         curve=curve,
-        verdict=_scan_verdict(planner, describe(best), chosen, len(as_good), bool(meeting)),
+        verdict=verdict,
         value=best if meeting else None,
         answer={axis.key: best, f"{axis.key}_alike": as_good, f"{axis.key}_meeting": meeting},
         marks=marks,
@@ -491,14 +488,6 @@ def _is_as_good(outcome: Outcome, best: Outcome) -> bool:
         return False
     a, b = outcome.intervals[best.worst.key], best.intervals[best.worst.key]
     return a.mean <= b.mean or (a.low is not None and b.high is not None and a.low <= b.high)
-
-
-def _scan_verdict(planner: Planner, best: str, chosen: Outcome, as_good: int, meets: bool) -> str:
-    as_good_text = f", {as_good} others within its interval" if as_good else ""
-    statistic = "the queue grows" if chosen.grows else value_of(chosen, chosen.worst)
-    if meets:
-        return f"{best} is best, {statistic}{as_good_text}"
-    return f"no value meets {planner.targets_text}: the best, {best}, has {statistic}{as_good_text}"
 
 
 def _check(study: Study) -> None:

@@ -116,6 +116,12 @@ def read_prefills(
     if rates is not None:
         logs = {seed: read_steps(files.log(arm, cell)) for seed, cell in _cells(study, arm).items()}
         phase_s, bound = _measured(study, columns, logs, Bound(study.model, rates))
+    logit_gap = None
+    if reference:
+        logits = read_logits(study, arm, files)
+        requests = zip(columns["seed"].tolist(), columns["request_id"].tolist(), strict=True)
+        gaps = [np.abs(logits[request] - reference[request]).max() for request in requests]
+        logit_gap = np.array(gaps, np.float64)
     return ArmPrefills(
         arm=arm,
         family=family(study.arms[arm]),
@@ -131,13 +137,8 @@ def read_prefills(
         captured_bytes=columns["captured_state_bytes"],
         parts=phase_s,
         bound_s=bound,
-        logit_gap=_gaps(columns, read_logits(study, arm, files), reference) if reference else None,
+        logit_gap=logit_gap,
     )
-
-
-def _gaps(columns: Columns, logits: Logits, reference: Logits) -> Floats:
-    keys = zip(columns["seed"].tolist(), columns["request_id"].tolist(), strict=True)
-    return np.array([np.abs(logits[key] - reference[key]).max() for key in keys], np.float64)
 
 
 def _cells(study: Study, arm: str) -> dict[int, RunCell]:
@@ -379,7 +380,15 @@ def draw_prefill_parts(data: PrefillData) -> Figure | None:
     )
     totals = [sum(entry["parts_s"].values()) for entry in entries]
     unit = style.time_unit(_CUT * statistics.median(totals))
-    _draw_bars(ax, entries, unit.factor)
+    starts = [0.0] * len(entries)
+    for key, (colour, name) in DRAWN_PARTS.items():
+        widths = [entry["parts_s"][key] * unit.factor for entry in entries]
+        if any(widths):
+            ax.barh(range(len(entries)), widths, left=starts, height=0.62, color=colour, label=name)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    bounds = [entry["bound_s"] * unit.factor for entry in entries]
+    bar: dict[str, Any] = {"color": style.INK, "markersize": 13, "markeredgewidth": 1.8}
+    ax.plot(bounds, range(len(entries)), "|", label="bound", **bar)
     _cut_longest(ax, [total * unit.factor for total in totals], unit.name)
     ax.set_yticks(range(len(entries)), names)
     ax.invert_yaxis()
@@ -387,25 +396,6 @@ def draw_prefill_parts(data: PrefillData) -> Figure | None:
     style.label(ax, f"TTFT, medians of its parts ({unit.name})")
     style.legend_right(ax)
     return figure
-
-
-def _draw_bars(ax: Axes, entries: list[Entry], factor: float) -> None:
-    starts = [0.0] * len(entries)
-    for key, (colour, name) in DRAWN_PARTS.items():
-        widths = [entry["parts_s"][key] * factor for entry in entries]
-        if any(widths):
-            ax.barh(range(len(entries)), widths, left=starts, height=0.62, color=colour, label=name)
-        starts = [start + width for start, width in zip(starts, widths, strict=True)]
-    bounds = [entry["bound_s"] * factor for entry in entries]
-    ax.plot(
-        bounds,
-        range(len(entries)),
-        "|",
-        color=style.INK,
-        markersize=13,
-        markeredgewidth=1.8,
-        label="bound",
-    )
 
 
 def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:

@@ -238,7 +238,9 @@ class PrefillData:
     def name(self, entry: Entry) -> str:
         """Return the labels of an entry as text, without empty ones."""
         return ", ".join(
-            _label_text(label, entry[label]) for label in self.labels if entry[label] != ""
+            value if isinstance(value, str) else f"{label} {value}"
+            for label in self.labels
+            if (value := entry[label]) != ""
         )
 
     def lengths(self) -> list[float]:
@@ -252,10 +254,6 @@ class PrefillData:
     def families(self) -> dict[str, str]:
         """The family of each arm."""
         return {entry["arm"]: entry["family"] for entry in self.entries}
-
-
-def _label_text(label: str, value: str | int) -> str:
-    return value if isinstance(value, str) else f"{label} {value}"
 
 
 def curve(entries: list[Entry]) -> list[Entry]:

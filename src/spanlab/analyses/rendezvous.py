@@ -96,13 +96,9 @@ def _check(study: Study) -> None:
             f"analyses=rendezvous with backend={study.backend}: expected backend={SERVER}"
         )
     one_of("analyses.rendezvous.preset", options.preset, PRESETS)
-    if options.engine:
-        _check_engine(study)
-
-
-def _check_engine(study: Study) -> None:
-    """Raise ValueError for a server whose cache the engine does not have: it keeps blocks in a
-    tree."""
+    if not options.engine:
+        return
+    # the engine keeps blocks in a tree: it does not have the cache of every server
     (name,) = study.chosen()
     pool = study.arms[name].pool
     if pool is None:
@@ -525,7 +521,13 @@ def rendezvous(finished: Finished) -> Findings:
     tables = [decisions_table(title, runs, notes)]
     if (delays := delays_table(runs)) is not None:
         tables.append(delays)
-    tables += _servers(finished)
+    logs = (
+        files.log(arm, cell)
+        for arm, files in finished.files.items()
+        for cell in run_cells(finished.study, arm)
+    )
+    if (path := next((log for log in logs if log.exists()), None)) is not None:
+        tables.append(server_table(read_run(path)))
     accepted = set(finished.study.analyses.rendezvous.accept)
     broken = dict.fromkeys(
         name for run in runs if not accepted.intersection(run.faults) for name in run.broken()
@@ -534,11 +536,3 @@ def rendezvous(finished: Finished) -> Findings:
         summary={"rendezvous": {"runs": [run.summary() for run in runs], "broken": list(broken)}},
         tables=tuple(tables),
     )
-
-
-def _servers(finished: Finished) -> list[Table]:
-    for arm, files in finished.files.items():
-        for cell in run_cells(finished.study, arm):
-            if (path := files.log(arm, cell)).exists():
-                return [server_table(read_run(path))]
-    return []

@@ -371,7 +371,12 @@ def serving(finished: Finished) -> Findings:
     ]
     rows = [arm.row for arm in arms]
     title = f"{finished.name} · serving\n{footer(finished)}"
-    caveats = (*_warm(study), *dict.fromkeys(note for arm in arms for note in arm.notes))
+    caveats = tuple(dict.fromkeys(note for arm in arms for note in arm.notes))
+    # runs on a real server may start with the cache of earlier runs
+    runs = sum(len(run_cells(study, arm)) for arm in study.chosen())
+    if study.server.base_url is not None and runs > 1 and study.server.reset_path is None:
+        kept = "the server's cache stayed warm from run to run"
+        caveats = (f"{kept}; server.reset_path=PATH empties it before each", *caveats)
     queues_by_arm = {
         arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps
     }
@@ -385,16 +390,6 @@ def serving(finished: Finished) -> Findings:
             )
         },
         caveats=caveats,
-    )
-
-
-def _warm(study: Study) -> tuple[str, ...]:
-    """Return a caveat where runs on a real server start with the cache of earlier runs."""
-    runs = sum(len(run_cells(study, arm)) for arm in study.chosen())
-    if study.server.base_url is None or runs == 1 or study.server.reset_path is not None:
-        return ()
-    return (
-        "the server's cache stayed warm from run to run; server.reset_path=PATH empties it before each",
     )
 
 

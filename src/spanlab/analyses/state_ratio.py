@@ -51,29 +51,24 @@ def ratio_curves(points: Sequence[SweepPoint]) -> list[RatioCurves]:
     for point in points:
         name = " ".join(value for key, value in point.settings.items() if key != RATIO)
         panels.setdefault(name, []).append(point.summary or {})
-    return [_curves(name, summaries) for name, summaries in panels.items()]
-
-
-def _curves(panel: str, summaries: Sequence[Mapping[str, Any]]) -> RatioCurves:
-    with_ratio = [summary for summary in summaries if summary["state_ratio"]["ratio"] is not None]
-    ordered = sorted(with_ratio, key=lambda summary: summary["state_ratio"]["ratio"])
-    without_ratio = [summary for summary in summaries if summary["state_ratio"]["ratio"] is None]
-    ratios, arms = summaries[0]["state_ratio"], list(summaries[0]["arms"])
-    return RatioCurves(
-        panel=panel,
-        formula=ratios["formula"],
-        default=ratios["default"],
-        curves={
+    curves = []
+    for name, summaries in panels.items():
+        split = [summary for summary in summaries if summary["state_ratio"]["ratio"] is not None]
+        split.sort(key=lambda summary: summary["state_ratio"]["ratio"])
+        common = [summary for summary in summaries if summary["state_ratio"]["ratio"] is None]
+        ratios, arms = summaries[0]["state_ratio"], list(summaries[0]["arms"])
+        rates = {
             arm: {
                 summary["state_ratio"]["ratio"]: token_hit_rate(summary["arms"][arm])
-                for summary in ordered
+                for summary in split
             }
             for arm in arms
-        },
-        common={
-            arm: token_hit_rate(summary["arms"][arm]) for summary in without_ratio for arm in arms
-        },
-    )
+        }
+        common_rates = {
+            arm: token_hit_rate(summary["arms"][arm]) for summary in common for arm in arms
+        }
+        curves.append(RatioCurves(name, ratios["formula"], ratios["default"], rates, common_rates))
+    return curves
 
 
 def ratios_table(panels: Sequence[RatioCurves]) -> Table:

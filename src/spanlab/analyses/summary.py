@@ -263,13 +263,10 @@ def _category(study: StudyData, category: str) -> Field:
     if category == "reused":
         return Field("reused_tokens", "reused", tokens, whole)
     occurs = any(category_tokens(arm.summary["tokens"], category) for arm in study.arms)
-    return Field(f"lost_{category}", _heading(category) if occurs else "", tokens, whole)
-
-
-def _heading(category: str) -> str:
-    """Return a heading in two lines: `state_never_placed` as state / never placed."""
+    # a heading in two lines: `state_never_placed` as state / never placed
     first, _, remainder = category.replace("kv_", "KV_").partition("_")
-    return f"{first}\n{remainder.replace('_', ' ')}".strip()
+    heading = f"{first}\n{remainder.replace('_', ' ')}".strip()
+    return Field(f"lost_{category}", heading if occurs else "", tokens, whole)
 
 
 def load_table(study: StudyData) -> Table:
