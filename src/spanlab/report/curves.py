@@ -136,25 +136,19 @@ def _draw_arm(
     tail.plot(rate, np.where(stable, tails, np.nan), **line)
     unstable = np.where(np.isnan(means), _values(delays, "unstable", factor), means)
     for ax, values in ((mean, unstable), (tail, tails)):
-        _draw_unstable(ax, rate, np.where(stable, np.nan, values), stroke)
+        present = ~np.isnan(np.where(stable, np.nan, values))
+        if present.any():
+            ax.plot(
+                np.asarray(rate)[present],
+                values[present],
+                stroke.marker,
+                linestyle="none",
+                markerfacecolor="none",
+                markeredgecolor=_GREY,
+                markersize=7,
+                gid="unstable",
+            )
     busy.plot(rate, [_percent(point.utilisation) for point in points], **line)
-
-
-def _draw_unstable(
-    ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: style.Stroke
-) -> None:
-    present = ~np.isnan(values)
-    if present.any():
-        ax.plot(
-            np.asarray(rate)[present],
-            values[present],
-            stroke.marker,
-            linestyle="none",
-            markerfacecolor="none",
-            markeredgecolor=_GREY,
-            markersize=7,
-            gid="unstable",
-        )
 
 
 def _percent(value: float | None) -> float:
@@ -273,7 +267,13 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
     linear axis they would compress all others.
     """
     shown = [point for point in points if point.x > 0] or list(points)
-    _scale_x(ax, [point.x for point in shown])
+    low, high = min(point.x for point in shown), max(point.x for point in shown)
+    if low > 0 and high > _LOG_FROM * low:
+        log_scale(ax.xaxis, low, high)
+        ax.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.06)
+    else:
+        pad = 0.06 * (high - low) or 0.1 * high or 0.5
+        ax.set_xlim(low - pad, high + 1.5 * pad)
     _draw_frontier(ax, shown, larger_is_better)
     for family, members in _families(shown):
         _draw_family(ax, family, members)
@@ -331,16 +331,6 @@ def frontier(points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
             best = sign * point.y
             edge.append(point)
     return edge
-
-
-def _scale_x(ax: Axes, x: Sequence[float]) -> None:
-    low, high = min(x), max(x)
-    if low > 0 and high > _LOG_FROM * low:
-        log_scale(ax.xaxis, low, high)
-        ax.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.06)
-    else:
-        pad = 0.06 * (high - low) or 0.1 * high or 0.5
-        ax.set_xlim(low - pad, high + 1.5 * pad)
 
 
 def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
@@ -420,7 +410,21 @@ def draw_pareto_tokens(study: StudyData) -> Figure | None:
         ),
     )
     unit = resident_unit(study)
-    points = [_pareto_tokens_point(arm, unit) for arm in study.arms]
+    points = []
+    for arm in study.arms:
+        half = saved_half_width_percent(arm.summary)
+        points.append(
+            Point(
+                arm.name,
+                arm.family,
+                resident_bytes(arm) * unit.factor,
+                saved_percent(arm),
+                resident_half_width(arm) * unit.factor,
+                (half, half),
+                saves=bool(arm.summary["tokens"]["reused"]),
+                full=evicts(arm),
+            )
+        )
     shown = draw_points(ax, points, larger_is_better=True)
     bounds = bounds_percent(arm.summary for arm in study.arms)
     for finds, percent in bounds.items():
@@ -434,20 +438,6 @@ def draw_pareto_tokens(study: StudyData) -> Figure | None:
     draw_labels(ax, shown, bounds.values())
     style.legend_right(ax)
     return figure
-
-
-def _pareto_tokens_point(arm: ArmData, unit: Unit) -> Point:
-    half = saved_half_width_percent(arm.summary)
-    return Point(
-        arm.name,
-        arm.family,
-        resident_bytes(arm) * unit.factor,
-        saved_percent(arm),
-        resident_half_width(arm) * unit.factor,
-        (half, half),
-        saves=bool(arm.summary["tokens"]["reused"]),
-        full=evicts(arm),
-    )
 
 
 # ------------------------------------------------------------------------------
@@ -486,9 +476,16 @@ def draw_pareto_ttft(study: StudyData) -> Figure | None:
             label=none.name,
         )
     shown = draw_points(ax, points, larger_is_better=False)
-    _scale_y(ax, [point.y for point in points] + ([] if level is None else [level]))
+    lines = [] if level is None else [level]
+    heights = [point.y for point in points] + lines
+    low, high = min(heights), max(heights)
+    if low > 0 and high > _LOG_FROM * low:
+        style.log_scale(ax.yaxis, low, high)
+        ax.set_ylim(low / 1.4, high * 1.4)
+    else:
+        ax.set_ylim(0, 1.1 * high or 1)
     style.label(ax, resident_label(study), f"mean TTFT ({unit.name})")
-    draw_labels(ax, shown, [] if level is None else [level])
+    draw_labels(ax, shown, lines)
     style.legend_right(ax)
     return figure
 
@@ -506,15 +503,6 @@ def _pareto_ttft_point(arm: ArmData, factor: float, byte_unit: style.Unit) -> Po
         saves=bool(arm.summary["tokens"]["reused"]),
         full=evicts(arm),
     )
-
-
-def _scale_y(ax: Axes, levels: list[float]) -> None:
-    low, high = min(levels), max(levels)
-    if low > 0 and high > _LOG_FROM * low:
-        style.log_scale(ax.yaxis, low, high)
-        ax.set_ylim(low / 1.4, high * 1.4)
-    else:
-        ax.set_ylim(0, 1.1 * high or 1)
 
 
 # In the order of a report.

@@ -24,7 +24,6 @@ from spanlab.report.data import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 
 # ------------------------------------------------------------------------------
@@ -192,6 +191,7 @@ _RASTER_FROM = 3000
 def draw_checkpoint_positions(study: StudyData) -> Figure | None:
     """Draw stored states (dots) over match (red) and prompt (light) of each visit of one group,
     first seed."""
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     arms = best_of_families(
@@ -213,7 +213,14 @@ def draw_checkpoint_positions(study: StudyData) -> Figure | None:
     panels[0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
     style.count_ticks(panels[0].xaxis)
     label_outer(figure, "position in prompt (tokens)", "visit (number)")
-    legend_top(figure, _handles())
+    dot: dict[str, Any] = {"marker": "o", "linestyle": ""}
+    handles = [
+        Line2D([], [], color=_PROMPT, linewidth=6, label="prompt"),
+        Line2D([], [], color=_MATCH, linewidth=6, label="match"),
+        Line2D([], [], color=_STATE, markersize=3.5, label="state held", **dot),
+        Line2D([], [], color=_RESUME, markersize=5.5, label="state resumed from", **dot),
+    ]
+    legend_top(figure, handles)
     return figure
 
 
@@ -253,25 +260,6 @@ def _checkpoint_positions_draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> No
             mec="white",
             mew=0.7,
         )
-
-
-def _handles() -> list[Line2D]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], color=_PROMPT, linewidth=6, label="prompt"),
-        Line2D([], [], color=_MATCH, linewidth=6, label="match"),
-        Line2D([], [], color=_STATE, marker="o", markersize=3.5, linestyle="", label="state held"),
-        Line2D(
-            [],
-            [],
-            color=_RESUME,
-            marker="o",
-            markersize=5.5,
-            linestyle="",
-            label="state resumed from",
-        ),
-    ]
 
 
 # ------------------------------------------------------------------------------

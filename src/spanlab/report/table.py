@@ -7,7 +7,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
@@ -513,14 +513,10 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print the tables at the width of the terminal or COLUMNS, and with all columns to a file or a
     pipe."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = max(
-            console.width, *(sum(_widths(table.shown())) + _gaps(table) for table in tables)
-        )
+        shown = [table.shown() for table in tables]
+        widths = (sum(_widths(table)) + _GAP * (len(table.columns) - 1) for table in shown)
+        console.width = max(console.width, *widths)
     console.print(as_renderable(tables, console.width))
-
-
-def _gaps(table: Table) -> int:
-    return _GAP * (len(table.shown().columns) - 1)
 
 
 def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
@@ -613,6 +609,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 def write_page(page: Page, folder: Path) -> Path:
     """Write `report.html` into `folder` and return its path."""
     from jinja2 import Environment  # slow to import: a tenth of a second
+    from markupsafe import Markup
 
     template = Environment(autoescape=True, trim_blocks=True).from_string(_TEMPLATE.read_text())
     path = folder / NAME
@@ -620,15 +617,11 @@ def write_page(page: Page, folder: Path) -> Path:
         {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode()}
         for path in page.figures
     ]
-    path.write_text(template.render(page=page, tables=list(_tables(page)), figures=figures))
-    return path
-
-
-def _tables(page: Page) -> Iterator[dict[str, Any]]:
-    from markupsafe import Markup
-
+    tables = []
     for table in page.tables:
         if table.shown().columns:
             heading, *lines = table.title.split("\n")
             shown = {"heading": heading, "lines": lines, "html": Markup(html(table))}
-            yield {"name": table.name, "notes": table.notes, **shown}
+            tables.append({"name": table.name, "notes": table.notes, **shown})
+    path.write_text(template.render(page=page, tables=tables, figures=figures))
+    return path
