@@ -23,7 +23,7 @@ from spanlab.core.placement.planner import Departures
 from spanlab.core.placement.rules import PLACEMENTS, PROGRESS
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.protocol import PassageRules
-from spanlab.core.repair import MapRules, SpanSettings
+from spanlab.core.repair import SpanSettings
 from spanlab.core.request import Budget, Request
 from spanlab.core.rules import RECOVERIES, STATE_FORMATS, CacheRules, ReuseRules, StorageRules
 from spanlab.core.tiers import LOAD_WHEN
@@ -583,7 +583,21 @@ def check_learning(name: str, arm: Strategy, warmup: int) -> None:
 
 
 def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
-    _check_maps(name, spans.maps, model)
+    maps = spans.maps
+    if model.is_hybrid and maps is None:
+        raise ValueError(
+            f"arms.{name}.spans with model.name={model.name}: its recurrent layers remember all that came before; "
+            "expected spans.maps, or a model of attention layers alone"
+        )
+    if maps is not None and not model.is_hybrid:
+        raise ValueError(
+            f"arms.{name}.spans.maps.form={maps.form} with model.name={model.name}: expected null, or a hybrid model"
+        )
+    if maps is not None and (maps.rank or 0) > model.recurrent_key_dim:
+        raise ValueError(
+            f"arms.{name}.spans.maps.rank={maps.rank}: expected at most {model.recurrent_key_dim}, "
+            "the key channels of a head"
+        )
     if model.has_latents:
         reason = "how latents are read at other positions is not modelled"
         raise ValueError(
@@ -599,24 +613,6 @@ def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
         last = model.attention_layers - 1
         raise ValueError(
             f"{path}.layers={repair.layers}: expected at most layer {last} of {model.name}"
-        )
-
-
-def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
-    """Raise ValueError for a hybrid model with spans but no maps, and for maps of other models."""
-    path = f"arms.{name}.spans.maps"
-    if model.is_hybrid and maps is None:
-        raise ValueError(
-            f"arms.{name}.spans with model.name={model.name}: its recurrent layers remember all that came before; "
-            "expected spans.maps, or a model of attention layers alone"
-        )
-    if maps is not None and not model.is_hybrid:
-        raise ValueError(
-            f"{path}.form={maps.form} with model.name={model.name}: expected null, or a hybrid model"
-        )
-    if maps is not None and (maps.rank or 0) > model.recurrent_key_dim:
-        raise ValueError(
-            f"{path}.rank={maps.rank}: expected at most {model.recurrent_key_dim}, the key channels of a head"
         )
 
 

@@ -18,16 +18,7 @@ from spanlab.core.admission import BatchRules
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tiers import FORMAT_BITS, TierRules
 from spanlab.engine.settings import EngineSettings, reads_baseline
-from spanlab.model_files import (
-    EMBEDDER,
-    MODELS,
-    PackagedModel,
-    choices,
-    find_spec,
-    is_ready,
-    names_file,
-    packaged,
-)
+from spanlab.model_files import EMBEDDER, MODELS, choices, find_spec, is_ready, names_file, packaged
 from spanlab.model_spec import HardwareSpec, ModelSpec
 from spanlab.registry import (
     REQUIRED,
@@ -511,7 +502,16 @@ def check_tiers(study: Study) -> None:
     for path, rules in tiers.items():
         rules.check(path)
         _check_formats(path, rules, study.model)
-    _check_order(tiers)
+    for (above, upper), (below, lower) in pairwise(tiers.items()):
+        if lower.write == "back" and upper.action != "demote":
+            raise ValueError(
+                f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote"
+            )
+    path, last = list(tiers.items())[-1]
+    if last.action == "demote":
+        raise ValueError(
+            f"{path}.action=demote: expected evict or quantise, for no tier is below it"
+        )
     _check_arms(study)
     if study.replicas.count > 1:
         count = f"replicas.count={study.replicas.count}"
@@ -565,21 +565,6 @@ def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
     if FORMAT_BITS[rules.quantise_to] >= 8 * model.kv_itemsize:
         raise ValueError(
             f"{path}.quantise_to={rules.quantise_to} with model.kv_itemsize={model.kv_itemsize}: expected fewer bits"
-        )
-
-
-def _check_order(tiers: dict[str, TierRules]) -> None:
-    """Raise ValueError unless each tier with write=back is below a tier with action=demote, and
-    vice versa."""
-    for (above, upper), (below, lower) in pairwise(tiers.items()):
-        if lower.write == "back" and upper.action != "demote":
-            raise ValueError(
-                f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote"
-            )
-    path, last = list(tiers.items())[-1]
-    if last.action == "demote":
-        raise ValueError(
-            f"{path}.action=demote: expected evict or quantise, for no tier is below it"
         )
 
 
@@ -727,13 +712,12 @@ def settle_packaged(study: Study) -> None:
 def lacks_package(study: Study) -> bool:
     """Return whether the study reads a packaged model that is neither installed nor unpacked
     here."""
-    return any(not (is_ready(model) or model.is_installed) for model in _packaged(study))
-
-
-def _packaged(study: Study) -> list[PackagedModel]:
     model_name = study.engine.name or study.model.name
     names = {study.workload.tokenizer, model_name if study.engine.weights == "package" else None}
-    return [MODELS[name] for name in names if name in MODELS] + [EMBEDDER] * study.workload.embeds
+    packaged = [MODELS[name] for name in names if name in MODELS] + [
+        EMBEDDER
+    ] * study.workload.embeds
+    return any(not (is_ready(model) or model.is_installed) for model in packaged)
 
 
 # ------------------------------------------------------------------------------
