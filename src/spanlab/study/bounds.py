@@ -229,7 +229,14 @@ class StudyBounds:
         bound = self._cached(key, lambda: offline_bound(reuses, memory))
         check_not_crossed(arm, records, bound.tokens)
         result: dict[str, Any] = {"offline_tokens": bound.tokens, "offline_methods": {bound.method}}
-        if self._least is not None and self._finds_prefixes(arm):
+        strategy = self.runtime.jobs.study.arms[arm]
+        # the arm reuses only prefixes, and computes at least the last prompt token
+        finds_prefixes = (
+            strategy.spans is None
+            and strategy.passages.are_default
+            and strategy.last_token == "recompute"
+        )
+        if self._least is not None and finds_prefixes:
             prefill = Prefill(
                 self._lengths[order.prompts],
                 order.counted,
@@ -242,15 +249,6 @@ class StudyBounds:
                 "offline_methods": {bound.method, least.method},
             }
         return self._infinite(storage, order) | result
-
-    def _finds_prefixes(self, arm: str) -> bool:
-        """Whether an arm reuses only prefixes, and computes at least the last prompt token."""
-        strategy = self.runtime.jobs.study.arms[arm]
-        return (
-            strategy.spans is None
-            and strategy.passages.are_default
-            and strategy.last_token == "recompute"
-        )
 
     @cached_property
     def _least(self) -> LeastPrefill | None:

@@ -341,7 +341,20 @@ def arms_table(
     title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()
 ) -> Table:
     """Return the differences by arm; `several` adds a column that names the run."""
-    fields = (*_names(several), *_fields())
+    fields = (
+        *_names(several),
+        Field("token_hit_rate_first", "hit rate,\nfirst", percent, "hits.0", 2),
+        Field("token_hit_rate_run", "hit rate,\nrun", percent, "hits.1", 2),
+        *_difference(
+            "token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points
+        ),
+        Field("ttft_mean_first_s", "TTFT,\nfirst", seconds, "ttft_s.0", 3),
+        Field("ttft_mean_run_s", "TTFT,\nrun", seconds, "ttft_s.1", 3),
+        *_difference("ttft_ratio", "TTFT,\nratio", "ttft", ratio_text),
+        *_difference("e2e_ratio", "E2E,\nratio", "e2e", ratio_text, 4),
+        Field("paired_requests", "paired\nrequests", number_format(","), "differences.requests", 5),
+        Field("paired_seeds", "", hidden, "differences.seeds", 5),
+    )
     return tabulate("arms", title, fields, rows, (*_NOTES, *notes))
 
 
@@ -381,22 +394,6 @@ def _points(value: float, ends: Ends | None) -> str:
     """A difference of shares in percentage points: +1.23 [1.02, 1.44] points."""
     between = "" if ends is None else f" [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]"
     return f"{100 * value:+.2f}{between} points"
-
-
-def _fields() -> tuple[Field, ...]:
-    return (
-        Field("token_hit_rate_first", "hit rate,\nfirst", percent, "hits.0", 2),
-        Field("token_hit_rate_run", "hit rate,\nrun", percent, "hits.1", 2),
-        *_difference(
-            "token_hit_rate_difference", "token hit rate,\ndifference", "token_hit_rate", _points
-        ),
-        Field("ttft_mean_first_s", "TTFT,\nfirst", seconds, "ttft_s.0", 3),
-        Field("ttft_mean_run_s", "TTFT,\nrun", seconds, "ttft_s.1", 3),
-        *_difference("ttft_ratio", "TTFT,\nratio", "ttft", ratio_text),
-        *_difference("e2e_ratio", "E2E,\nratio", "e2e", ratio_text, 4),
-        Field("paired_requests", "paired\nrequests", number_format(","), "differences.requests", 5),
-        Field("paired_seeds", "", hidden, "differences.seeds", 5),
-    )
 
 
 def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:

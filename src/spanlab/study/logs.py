@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -115,9 +115,16 @@ class TraceFile:
 
     def close(self) -> None:
         """Write the request counters and complete the file."""
-        for time, waiting, running in _queues(
-            *(np.array(self._moments[name]) for name in _COUNTED)
-        ):
+        arrived, admitted, finished = (np.array(self._moments[name]) for name in _COUNTED)
+        times = np.concatenate([arrived, admitted, finished])
+        # a preempted request counts as running
+        changes = np.repeat([1, -1, 0], len(arrived)), np.repeat([0, 1, -1], len(arrived))
+        stamps, group = np.unique(times, return_inverse=True)
+        sums = (
+            np.cumsum(np.bincount(group, change, len(stamps))).astype(int).tolist()
+            for change in changes
+        )
+        for time, waiting, running in zip(stamps.tolist(), *sums, strict=True):
             counts = {"waiting": waiting, "running": running}
             self._write({"ph": "C", "name": "requests", "ts": time * _US_PER_S, "args": counts})
         self._file.write(b"\n]}\n")
@@ -125,18 +132,6 @@ class TraceFile:
 
 
 _COUNTED: tuple[str, ...] = ("arrived", "admitted", "finished")
-
-
-def _queues(arrived: Any, admitted: Any, finished: Any) -> Iterator[tuple[float, int, int]]:
-    """Yield (time, waiting, running) after every change; a preempted request counts as running."""
-    times = np.concatenate([arrived, admitted, finished])
-    waiting, running = np.repeat([1, -1, 0], len(arrived)), np.repeat([0, 1, -1], len(arrived))
-    stamps, group = np.unique(times, return_inverse=True)
-    sums = (
-        np.cumsum(np.bincount(group, change, len(stamps))).astype(int).tolist()
-        for change in (waiting, running)
-    )
-    yield from zip(stamps.tolist(), *sums, strict=True)
 
 
 # ------------------------------------------------------------------------------

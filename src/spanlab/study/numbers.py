@@ -217,7 +217,7 @@ def summarise(
         **reuse_shares(columns),
         "token_hit_rate_interval": hit_rate_interval(columns, clusters),
         "request_hit_rate": hits / requests,
-        "bytes": {name: _mean_over(runs, f"{name}_bytes") for name in _BYTES},
+        "bytes": {name: float(np.mean([run[f"{name}_bytes"] for run in runs])) for name in _BYTES},
         "captured_states": int(columns["captured_states"].sum()),
         "evicted_bytes": sum(run["evicted_bytes"] for run in runs),
         "preemptions": int(columns["preemptions"].sum()),
@@ -281,10 +281,6 @@ def _offered_s(arrived: NDArray[np.float64]) -> float:
 
 
 _BYTES = ("kv_resident_mean", "state_resident_mean", "kv_resident_peak", "state_resident_peak")
-
-
-def _mean_over(runs: list[dict[str, Any]], key: str) -> float:
-    return float(np.mean([run[key] for run in runs]))
 
 
 def copied_mean_bytes(columns: Columns, runs: list[dict[str, Any]], token_bytes: int) -> float:

@@ -159,7 +159,17 @@ def difference(answer: Sequence[Choice], reference: Sequence[Choice]) -> Differe
             return Difference(worst, position, index, (ours.token, theirs.token), gaps)
     if len(answer) == len(reference):
         return Difference(worst, position)
-    return _ended(Difference(worst, position), answer, reference)
+    # one answer ends first: its end is a token that no answer reports
+    end = min(len(answer), len(reference))
+    is_ours = len(answer) > end
+    choice = (answer if is_ours else reference)[end]
+    gap = choice.logprobs[choice.token] - choice.least
+    tokens, gaps = (
+        (choice.token, "") if is_ours else ("", choice.token),
+        (gap, 0.0) if is_ours else (0.0, gap),
+    )
+    worst, position = max((worst, position), (gap / 2, end))
+    return Difference(worst, position, end, tokens, gaps)
 
 
 def logit_step(answers: Iterable[Sequence[Choice]]) -> float:
@@ -197,18 +207,3 @@ def _distance(ours: Choice, theirs: Choice) -> float:
 
 def _gap(choice: Choice, other: str) -> float:
     return choice.logprobs[choice.token] - choice.at_most(other)
-
-
-def _ended(so_far: Difference, answer: Sequence[Choice], reference: Sequence[Choice]) -> Difference:
-    """The difference where one answer ends first: its end is a token that no answer reports."""
-    end = min(len(answer), len(reference))
-    longer = answer if len(answer) > end else reference
-    choice = longer[end]
-    gap = choice.logprobs[choice.token] - choice.least
-    ours = longer is answer
-    tokens, gaps = (
-        (choice.token, "") if ours else ("", choice.token),
-        (gap, 0.0) if ours else (0.0, gap),
-    )
-    worst, position = max((so_far.value, so_far.position), (gap / 2, end))
-    return Difference(worst, position, end, tokens, gaps)
