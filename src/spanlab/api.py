@@ -144,7 +144,19 @@ def run(entry: str, *overrides: str) -> Result:
     register()
     initialized = hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF))
     with _user_errors_as_values(), _logged(), initialized:
-        return Result(_run(entry, list(overrides)))
+        config = compose_run(entry, list(overrides))
+        changed = without_sections(config.hydra.job.override_dirname)
+        tasks = list(config.hydra.overrides.task)
+        with open_dict(config):
+            del config["hydra"]
+        study = as_settings(config)
+        if not isinstance(study, Study):
+            raise ValueError(
+                f"entry={entry}: expected a study or a sweep; others run from the command line"
+            )
+        # the name that the command line gives the run
+        study.output.run = study.output.run or folder_name(",".join(filter(None, (entry, changed))))
+        return Result(run_settings(study, entry, tasks, show=False))
 
 
 def load(folder: str | Path) -> Result:
@@ -155,25 +167,6 @@ def load(folder: str | Path) -> Result:
             f"folder={folder}: expected the folder of a finished run, with config.yaml and summary.json"
         )
     return Result(path)
-
-
-def _run(entry: str, overrides: list[str]) -> Path:
-    """Compose an entry, and run it under the name that the command line gives it; return its
-    folder."""
-    config = compose_run(entry, overrides)
-    changed, tasks = (
-        without_sections(config.hydra.job.override_dirname),
-        list(config.hydra.overrides.task),
-    )
-    with open_dict(config):
-        del config["hydra"]
-    study = as_settings(config)
-    if not isinstance(study, Study):
-        raise ValueError(
-            f"entry={entry}: expected a study or a sweep; others run from the command line"
-        )
-    study.output.run = study.output.run or folder_name(",".join(filter(None, (entry, changed))))
-    return run_settings(study, entry, tasks, show=False)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -163,20 +162,17 @@ def _missing_config(error: BaseException) -> str:
     if not group and name in MOVED_ENTRIES:
         return f"entry {name}: now a script; expected .venvs/engine/bin/python {MOVED_ENTRIES[name]} KEY=VALUE ..."
     files = (path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "config")
-    choices = sorted({*files, *_stored(group)})
-    choice = f"{group}={name}" if group else f"entry {name}"
-    return f"{choice}: not in conf/{group}; expected {among(name, choices)}"
-
-
-def _stored(group: str) -> Iterator[str]:
-    """Yield the choices of a group that need no file; an empty group: entries."""
+    # the choices that need no file; of an empty group: entries
     stored: Any = ConfigStore.instance().repo
     nodes = (stored.get(group, {}) if group else stored).items()
-    return (
-        name.removesuffix(".yaml")
-        for name, node in nodes
+    stored_names = (
+        file.removesuffix(".yaml")
+        for file, node in nodes
         if getattr(node, "provider", "") == CHOICES
     )
+    choices = sorted({*files, *stored_names})
+    choice = f"{group}={name}" if group else f"entry {name}"
+    return f"{choice}: not in conf/{group}; expected {among(name, choices)}"
 
 
 def _system(error: BaseException) -> str:

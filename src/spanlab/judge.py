@@ -149,7 +149,12 @@ def judge(options: JudgeSettings, case: Case) -> Verdict:
     except UnansweredError as failure:
         return Verdict(None, f"judge.base_url={options.base_url}: {failure}")
     score = parse_score(reply) if options.asks == "score" else parse_correct(reply)
-    return Verdict(score) if score is not None else Verdict(None, _unreadable(options))
+    if score is not None:
+        return Verdict(score)
+    expected = "a score from 0 to 100" if options.asks == "score" else "yes or no"
+    return Verdict(
+        None, f"judge.model={options.model}: its reply is not {expected}, as it was asked for"
+    )
 
 
 def parse_score(reply: str) -> float | None:
@@ -186,8 +191,3 @@ def _value(reply: str, key: str) -> object:
     except (json.JSONDecodeError, RecursionError):
         return None
     return pairs[0][1] if len(pairs) == 1 and pairs[0][0] == key else None
-
-
-def _unreadable(options: JudgeSettings) -> str:
-    expected = "a score from 0 to 100" if options.asks == "score" else "yes or no"
-    return f"judge.model={options.model}: its reply is not {expected}, as it was asked for"

@@ -77,14 +77,11 @@ def _version(package: str) -> str | None:
 
 def machine() -> str:
     """Number and name of this machine's processors."""
-    return f"{os.cpu_count()} x {_processor()}"
-
-
-def _processor() -> str:
-    """Processor name that the system reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        name = platform.processor() or platform.machine()
+    else:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} x {name}"

@@ -208,16 +208,14 @@ def assess(runs: Sequence[Run], utilisation: float | None = None) -> Stationarit
     growing = drift is not None and drift.p < ALPHA
     # several requests that come at one time, all of them: no rate, and no steady state
     at_once = any(len(run.arrived_s) > 1 and np.ptp(run.arrived_s) == 0 for run in runs)
-    verdict = SATURATED if overloaded or growing or at_once else _settled(runs, warmup)
+    if overloaded or growing or at_once:
+        verdict = SATURATED
+    elif warmup is None:
+        verdict = TOO_SHORT
+    else:
+        verdict = UNSETTLED if warmup >= _BATCH * (shortest // _BATCH // 2) else STEADY
     p, rate_rps = (drift.p, drift.rate_rps) if drift else (None, None)
     return Stationarity(verdict, p, rate_rps, warmup)
-
-
-def _settled(runs: Sequence[Run], warmup: int | None) -> str:
-    if warmup is None:
-        return TOO_SHORT
-    shortest = min(len(run.arrived_s) for run in runs)
-    return UNSETTLED if warmup >= _BATCH * (shortest // _BATCH // 2) else STEADY
 
 
 def _delays(run: Run) -> Times:

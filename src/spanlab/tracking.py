@@ -100,6 +100,16 @@ def _start(
         import wandb
 
         mode = _mode(settings.mode)
+        # no output, and no sampling of the machine, which would disturb measurements
+        quiet = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+        )
         folder.mkdir(parents=True, exist_ok=True)
         return wandb.init(
             project=settings.project,
@@ -108,25 +118,11 @@ def _start(
             config=config,
             dir=folder,
             mode=mode,
-            settings=_quiet(wandb),
+            settings=quiet,
         )
     except Exception as error:  # any error of a tracker: the study runs without it
         _stopped(error)
         return None
-
-
-def _quiet(wandb: Any) -> Any:
-    """Return settings without output and without sampling of the machine, which would disturb
-    measurements."""
-    return wandb.Settings(
-        silent=True,
-        console="off",
-        disable_git=True,
-        save_code=False,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-    )
 
 
 def _mode(mode: str) -> Mode:

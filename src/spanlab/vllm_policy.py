@@ -111,7 +111,12 @@ class ChunkPolicy:
     ) -> None:
         """Count a use of the chunks that a request has read, and renew the age of its other
         chunks."""
-        for key in reversed(_in_prefix_order(key_groups, req_context)):
+        keys = [key for group in key_groups for key in group]
+        found = ((key, req_context.get_offload_key_position(key)) for key in keys)
+        ends = {key: end for key, end in found if end is not None}
+        if len(ends) == len(keys):
+            keys.sort(key=ends.__getitem__)
+        for key in reversed(keys):
             leaf = self._leaves.get(key)
             if leaf is not None and key in reused_keys:
                 self._store.touch(leaf, WIDTH)
@@ -190,11 +195,3 @@ def __getattr__(name: str) -> type:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return cache_policy(name.removeprefix(PREFIX))
-
-
-def _in_prefix_order(key_groups: Sequence[Sequence[bytes]], request: Request) -> list[bytes]:
-    """Return the keys of all layer groups sorted by their ends in the prompt, if all ends are
-    known."""
-    keys = [key for group in key_groups for key in group]
-    ends = {key: end for key in keys if (end := request.get_offload_key_position(key)) is not None}
-    return sorted(keys, key=ends.__getitem__) if len(ends) == len(keys) else keys
