@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from argparse import ArgumentError, Namespace
+from argparse import ArgumentError
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -375,7 +375,16 @@ class CommandLine:
 def read(arguments: list[str]) -> CommandLine:
     """Parse a command line; ValueError for an argument that is no KEY=VALUE."""
     for_hydra, asks, kind = _split_options(arguments)
-    parsed = _parsed(for_hydra)
+    parser = get_args_parser()
+    parser.exit_on_error = False  # which Hydra's function has no parameter for
+    try:
+        parsed, unknown = parser.parse_known_intermixed_args(for_hydra)
+    except ArgumentError as error:
+        raise ValueError(str(error).removeprefix("argument ")) from error
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m"
+        )
     keys = {
         key
         for (group, _), schema in schemas().items()
@@ -411,20 +420,6 @@ def _split_options(arguments: list[str]) -> tuple[list[str], str, str]:
         return arguments[:index] + arguments[index + 2 :], "list", kind
     others = [word for word in arguments if word != "--dry"]
     return others, "dry" if len(others) < len(arguments) else "", ""
-
-
-def _parsed(arguments: list[str]) -> Namespace:
-    parser = get_args_parser()
-    parser.exit_on_error = False  # which Hydra's function has no parameter for
-    try:
-        parsed, unknown = parser.parse_known_intermixed_args(arguments)
-    except ArgumentError as error:
-        raise ValueError(str(error).removeprefix("argument ")) from error
-    if unknown:
-        raise ValueError(
-            f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m"
-        )
-    return parsed
 
 
 def _check(word: str) -> None:

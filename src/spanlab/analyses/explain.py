@@ -179,8 +179,18 @@ def tables_of(
 def _head_table(summary: Summary) -> str:
     tokens = summary["tokens"]["prompt"]
     size = f"{summary['requests']:,} requests, {tokens:,} prompt tokens"
-    lines = [*summary["measured"], *_written_line(summary["written"]), size, summary["verdict"]]
-    return "\n".join(lines)
+    lines = list(summary["measured"])
+    if (written := summary["written"]) is not None and written["path"] is None:
+        lines.append(
+            "no mended log is written, for no mend helps; analyses.explain.mend=NAME writes any of them"
+        )
+    elif written is not None:
+        requests = f"{written['path']}: {written['requests']:,} requests after {written['mend']}"
+        line = f"{requests}, of whose tokens {100 * written['token_hit_rate']:.1f} % are reused"
+        if left_out := written["left_out"]:
+            line += f"; {left_out:,} without a prompt in the log are left out"
+        lines.append(line)
+    return "\n".join([*lines, size, summary["verdict"]])
 
 
 def _presets(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
@@ -682,24 +692,6 @@ def _written(study: Study, log: Log, mends: Sequence[tuple[Fix, Rewrite]]) -> di
         "left_out": log.requests - requests,
         "token_hit_rate": fix.token_hit_rate,
     }
-
-
-def _written_line(written: dict[str, Any] | None) -> list[str]:
-    """Return the sentence about the file with the mended log."""
-    if written is None:
-        return []
-    if written["path"] is None:
-        return [
-            "no mended log is written, for no mend helps; analyses.explain.mend=NAME writes any of them"
-        ]
-    left_out = (
-        f"; {written['left_out']:,} without a prompt in the log are left out"
-        if written["left_out"]
-        else ""
-    )
-    rate = f"{100 * written['token_hit_rate']:.1f} %"
-    requests = f"{written['path']}: {written['requests']:,} requests after {written['mend']}"
-    return [f"{requests}, of whose tokens {rate} are reused{left_out}"]
 
 
 def _verdict(unread: Unread, reported: dict[str, Any] | None, sentence: str) -> str:

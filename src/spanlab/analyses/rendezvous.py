@@ -300,19 +300,6 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     return Compared(cell, prompt, served, ours, None, None, None, None, delays, None, tuple(causes))
 
 
-def _compared(finished: Finished) -> Iterator[Compared]:
-    study = finished.study
-    jobs = Jobs(study, finished.workload.requests)
-    engine = _EngineBeside(study) if study.analyses.rendezvous.engine else None
-    for arm, files in finished.files.items():
-        columns = files.columns()
-        for cell in run_cells(study, arm):
-            run = _of_run(study, jobs, arm, files, cell, columns[cell])
-            if engine is not None:
-                run = _with_engine(run, columns[cell], jobs.job(arm, cell, files), engine)
-            yield run
-
-
 def _with_engine(run: Compared, columns: Columns, job: Job, engine: _EngineBeside) -> Compared:
     """Return a run with what our engine reused; a difference with several requests at once depends
     on times."""
@@ -511,7 +498,17 @@ def _flag(value: bool) -> str:
 @ANALYSES.register("rendezvous", options=RendezvousSettings, check=_check)
 def rendezvous(finished: Finished) -> Findings:
     """Compare a running server with our scheduler, request by request."""
-    runs = list(_compared(finished))
+    study = finished.study
+    jobs = Jobs(study, finished.workload.requests)
+    engine = _EngineBeside(study) if study.analyses.rendezvous.engine else None
+    runs = []
+    for arm, files in finished.files.items():
+        columns = files.columns()
+        for cell in run_cells(study, arm):
+            run = _of_run(study, jobs, arm, files, cell, columns[cell])
+            if engine is not None:
+                run = _with_engine(run, columns[cell], jobs.job(arm, cell, files), engine)
+            runs.append(run)
     notes = [f"seed {run.cell.seed}: {cause}" for run in runs for cause in run.causes]
     notes += [
         f"{name}: {FAULTS[name].sentence}"
@@ -524,11 +521,11 @@ def rendezvous(finished: Finished) -> Findings:
     logs = (
         files.log(arm, cell)
         for arm, files in finished.files.items()
-        for cell in run_cells(finished.study, arm)
+        for cell in run_cells(study, arm)
     )
     if (path := next((log for log in logs if log.exists()), None)) is not None:
         tables.append(server_table(read_run(path)))
-    accepted = set(finished.study.analyses.rendezvous.accept)
+    accepted = set(study.analyses.rendezvous.accept)
     broken = dict.fromkeys(
         name for run in runs if not accepted.intersection(run.faults) for name in run.broken()
     )

@@ -83,7 +83,12 @@ _SETTINGS = (Field("setting", "setting", word, left=True), Field("value", "value
 
 def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[Table, ...]:
     """Return all tables; `caveats` are notes of the first table."""
-    parameters, server = _parameters(summary), _server(summary)
+    rows = [{"parameter": name, **parameter} for name, parameter in summary["parameters"].items()]
+    note = "from, to: 95 % interval; errors within a tenth of the requests count as one"
+    parameters = tabulate(
+        "parameters", "What the log says of the server", _PARAMETERS, rows, (note,)
+    )
+    server = _server(summary)
     if not any(summary["means_s"].values()):  # a log without times of requests has no errors
         return replace(parameters, title=title, notes=(*parameters.notes, *caveats)), server
     return _errors(summary, title, caveats), parameters, server
@@ -114,12 +119,6 @@ def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         *caveats,
     )
     return tabulate("twin", f"{title}\n{head}", _ERRORS, rows, notes)
-
-
-def _parameters(summary: Summary) -> Table:
-    rows = [{"parameter": name, **parameter} for name, parameter in summary["parameters"].items()]
-    notes = ("from, to: 95 % interval; errors within a tenth of the requests count as one",)
-    return tabulate("parameters", "What the log says of the server", _PARAMETERS, rows, notes)
 
 
 def _server(summary: Summary) -> Table:

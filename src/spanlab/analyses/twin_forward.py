@@ -9,7 +9,7 @@ a log of requests alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,17 @@ def read_forwards(
     """
     if not paths:
         return None
-    cases = [case for path in paths for case in _read(path, deployment)]
+    cases: list[_Case] = []
+    for path in paths:
+        with reading(f"twin.forward={path}", _KIND):
+            found = from_json(Path(path).expanduser().read_bytes(), list[_Case], unknown="ignore")
+        for case in found:
+            if len(case.ranks) != deployment.devices:
+                raise ValueError(
+                    f"twin.forward={path}: {case.case} ran on {len(case.ranks)} devices; expected the "
+                    f"{deployment.devices} of twin.tensor_parallel · twin.data_parallel"
+                )
+        cases += found
     left_out = [(case, _reason(case, model)) for case in cases]
     counts = Counter(reason for _, reason in left_out if reason is not None)
     fitted = [case for case, reason in left_out if reason is None]
@@ -134,18 +144,6 @@ def read_forwards(
         np.array([case.ranks[0].latency_us.sample_spread_pct for case in fitted]) / 100,
         (unknown, *left),
     )
-
-
-def _read(path: str, deployment: Deployment) -> Iterator[_Case]:
-    with reading(f"twin.forward={path}", _KIND):
-        cases = from_json(Path(path).expanduser().read_bytes(), list[_Case], unknown="ignore")
-    for case in cases:
-        if len(case.ranks) != deployment.devices:
-            raise ValueError(
-                f"twin.forward={path}: {case.case} ran on {len(case.ranks)} devices; expected the "
-                f"{deployment.devices} of twin.tensor_parallel · twin.data_parallel"
-            )
-        yield case
 
 
 def _reason(case: _Case, model: ModelSpec) -> str | None:

@@ -119,7 +119,13 @@ def read_sums(paths: Sequence[str]) -> Sums | None:
     if not paths:
         return None
     subject = f"twin.metrics=[{', '.join(paths)}]"
-    scrapes = [scrape for path in paths for scrape in _scrapes(path)]
+    scrapes: list[dict[str, float]] = []
+    for path in paths:
+        with reading(f"twin.metrics={path}", _KIND):
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+            if not (found := list(_split(text))):
+                raise ValueError("no sample of a metric")
+        scrapes += found
     for number, scrape in enumerate(scrapes, 1):
         if missing := sorted(_TOTALS - scrape.keys()):
             raise ValueError(f"{subject}: scrape {number} has no {missing[0]}; expected {_KIND}")
@@ -146,16 +152,8 @@ def read_sums(paths: Sequence[str]) -> Sums | None:
     return Sums(tuple(intervals), counts, subject)
 
 
-def _scrapes(path: str) -> Iterator[dict[str, float]]:
-    """Yield sums over all engines by name; a series that occurs again begins the next scrape."""
-    with reading(f"twin.metrics={path}", _KIND):
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-        if not (scrapes := list(_split(text))):
-            raise ValueError("no sample of a metric")
-    yield from scrapes
-
-
 def _split(text: str) -> Iterator[dict[str, float]]:
+    """Yield sums over all engines by name; a series that occurs again begins the next scrape."""
     wanted = _TOTALS | set(_COUNTS.values())
     sums: dict[str, float] = {}
     series: set[tuple[str, str]] = set()

@@ -317,21 +317,17 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]
         f"arms.{name}": tuple("present" if name in run_arms else ABSENT for run_arms in arms)
         for name in names
     }
-    # an earlier version stored short names
-    settings = [
-        {short_key(key): value for key, value in leaves(_with_arms(config, shared))}
-        for config in configs
-    ]
+    settings = []
+    for config, run_arms in zip(configs, arms, strict=True):
+        kept = {name: run_arms[name] for name in run_arms if name in shared}
+        # an earlier version stored short names
+        named = leaves({**config, "arms": kept})
+        settings.append({short_key(key): value for key, value in named})
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
     values = {
         key: tuple(str(run_settings.get(key, ABSENT)) for run_settings in settings) for key in keys
     }
     return {key: by_run for key, by_run in (values | presence).items() if len(set(by_run)) > 1}
-
-
-def _with_arms(config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    arms = config.get("arms", {})
-    return {**config, "arms": {name: arms[name] for name in arms if name in names}}
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -714,10 +714,9 @@ def lacks_package(study: Study) -> bool:
     here."""
     model_name = study.engine.name or study.model.name
     names = {study.workload.tokenizer, model_name if study.engine.weights == "package" else None}
-    packaged = [MODELS[name] for name in names if name in MODELS] + [
-        EMBEDDER
-    ] * study.workload.embeds
-    return any(not (is_ready(model) or model.is_installed) for model in packaged)
+    models = [MODELS[name] for name in names if name in MODELS]
+    models += [EMBEDDER] * study.workload.embeds
+    return any(not (is_ready(model) or model.is_installed) for model in models)
 
 
 # ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -458,26 +458,18 @@ def compare_serving(runs: Sequence[FinishedRun]) -> Table:
     """Table of every metric that the first run and another run share, by arm, with errors of single
     requests."""
     first, *others = runs
-    rows = [
-        row
-        for other in others
-        for arm in first.serving
-        if arm in other.serving
-        for row in _rows(first, other, arm)
-    ]
+    rows = []
+    for other in others:
+        for arm in [arm for arm in first.serving if arm in other.serving]:
+            ours, theirs = first.serving[arm], other.serving[arm]
+            errors = _errors(first, other, arm)
+            for name in [name for name in ours if name in theirs]:
+                means = ours[name]["mean"], theirs[name]["mean"]
+                rows.append(ServingDifference(arm, other.name, name, means, errors.get(name)))
     if not rows:
         raise ValueError(f"runs={[run.name for run in runs]}: expected an arm that two runs share")
     title = f"Serving: {' and '.join(other.name for other in others)} beside {first.name}"
     return serving_differences(title, rows, several=len(others) > 1)
-
-
-def _rows(first: FinishedRun, other: FinishedRun, arm: str) -> Iterator[ServingDifference]:
-    ours, theirs = first.serving[arm], other.serving[arm]
-    errors = _errors(first, other, arm)
-    for name in ours:
-        if name in theirs:
-            values = ours[name]["mean"], theirs[name]["mean"]
-            yield ServingDifference(arm, other.name, name, values, errors.get(name))
 
 
 def _errors(first: FinishedRun, other: FinishedRun, arm: str) -> dict[str, tuple[float, float]]:

@@ -134,7 +134,9 @@ def run_first_light(settings: FirstLight, home: Path) -> bool:
     if settings.output.if_exists == "replace":
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    state, started = _read_state(work / STATE), time.monotonic()
+    saved = orjson.loads((work / STATE).read_bytes()) if (work / STATE).exists() else {}
+    state = {stage: Outcome(**fields) for stage, fields in saved.items()}
+    started = time.monotonic()
     for stage, stage_settings in settings.chosen.items():
         outcome = state.get(stage)
         if (
@@ -249,13 +251,6 @@ def _write_card(card: Path, name: str, settings: FirstLight, state: Mapping[str,
         markdown(table),
     ]
     (card / "README.md").write_text("\n".join(lines))
-
-
-def _read_state(path: Path) -> dict[str, Outcome]:
-    """Read the outcomes of earlier stages."""
-    if not path.exists():
-        return {}
-    return {stage: Outcome(**fields) for stage, fields in orjson.loads(path.read_bytes()).items()}
 
 
 def _print(text: str) -> None:

@@ -460,21 +460,17 @@ def warm_requests(requests: Sequence[Request]) -> list[Request]:
     selected = list(
         {request.id: request for request in (requests[0], by_length[0], by_length[-1])}.values()
     )
-    waves = [selected, selected, *([suffix] for suffix in _short_suffixes(by_length[-1]))]
+    # ends of the last span alone, which do not match the start of the stored span
+    *before, last = by_length[-1].spans
+    sizes = [size for size in _ROWS if size < len(last.tokens)]
+    ends = [replace(last, ids=last.tokens[-size:]) for size in sizes]
+    suffixes = [replace(by_length[-1], spans=(*before, end), output_len=1) for end in ends]
+    waves = [selected, selected, *([suffix] for suffix in suffixes)]
     numbered = [(wave, request) for wave, together in enumerate(waves) for request in together]
     return [
         replace(request, id=index, arrived_at=wave * _WAVE_NS)
         for index, (wave, request) in enumerate(numbered)
     ]
-
-
-def _short_suffixes(request: Request) -> list[Request]:
-    """Replace the last span by its last 2, 4, … tokens, which do not match the start of the stored
-    span."""
-    *before, last = request.spans
-    sizes = [size for size in _ROWS if size < len(last.tokens)]
-    ends = [replace(last, ids=last.tokens[-size:]) for size in sizes]
-    return [replace(request, spans=(*before, end), output_len=1) for end in ends]
 
 
 # ------------------------------------------------------------------------------

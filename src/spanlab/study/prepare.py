@@ -21,7 +21,6 @@ from spanlab.registry import load_plugins, one_of
 from spanlab.report.table import rounded_down
 from spanlab.settings import arms
 from spanlab.settings.analyses import ANALYSES, DESIGNED
-from spanlab.settings.arms import Strategy
 from spanlab.settings.server import NO_ENGINE, SERVER
 from spanlab.settings.study import Study
 from spanlab.study.folder import print_line
@@ -124,7 +123,12 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     """Raise where one request alone, with an arm's private copies of its spans, exceeds the
     store."""
     model, budget = study.model, study.store.budget
-    distinct = {_memory_key(study.arms[name], model): name for name in reversed(study.chosen())}
+    distinct: dict[Hashable, str] = {}
+    for name in reversed(study.chosen()):
+        arm = study.arms[name]
+        # what decides the memory of a request: span reuse, not the placement of states
+        states = build_progress(model, arm), arm.state_format
+        distinct[repr(arm.spans), repr(arm.pool), arm.policy, arm.block_size, states] = name
     for name in distinct.values():
         policy = build_policy(study, study.arms[name], 0, 1)
         needs = [policy.need(request) for request in requests]
@@ -145,13 +149,6 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
                     f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, because request "
                     f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{detail}"
                 )
-
-
-def _memory_key(arm: Strategy, model: ModelSpec) -> Hashable:
-    """Key of the arm settings that decide the memory of a request: span reuse, not the placement of
-    states."""
-    states = build_progress(model, arm), arm.state_format
-    return repr(arm.spans), repr(arm.pool), arm.policy, arm.block_size, states
 
 
 def check_memory(study: Study) -> None:

@@ -291,7 +291,13 @@ class _StudyRun:
                 summary["plugins"] = fingerprints(self.study.plugins)
             tables = [table for result in findings for table in result.every_table]
             write_before_report(summary, tables, self.folder)
-            figures = self._draw(workers, findings) if self.study.output.figures else []
+            figures: list[Path] = []
+            if self.study.output.figures:  # on the processes that ran the arms
+                draws = {name: draw for result in findings for name, draw in result.figures.items()}
+                stem = self.folder.work / "figures"
+                jobs = [workers.submit(_draw_figure, draws[name], stem / name) for name in draws]
+                drawn = [path for job in as_completed(jobs) for path in job.result()]
+                figures = [path for path in drawn if path.suffix == ".png"]
         paths = [path.relative_to(self.folder.work) for path in figures]
         report = Report(self.study, self.name, footer(finished), summary, findings, paths)
         report.write_page(self.folder.work)
@@ -395,15 +401,6 @@ class _StudyRun:
         if self.saturation is not None:
             summary["saturation"] = asdict(self.saturation)
         return summary
-
-    def _draw(self, workers: Executor[Worker], findings: list[Findings]) -> list[Path]:
-        """Draw every figure on the processes that ran the arms, and return the PNG files."""
-        folder = self.folder.work / "figures"
-        draws = {name: draw for result in findings for name, draw in result.figures.items()}
-        jobs = [workers.submit(_draw_figure, draw, folder / name) for name, draw in draws.items()]
-        return [
-            path for job in as_completed(jobs) for path in job.result() if path.suffix == ".png"
-        ]
 
 
 def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
