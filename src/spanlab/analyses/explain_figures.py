@@ -78,7 +78,6 @@ def over_time(
     clock = log.arrived_ns if log.arrived_ns.any() else np.arange(log.requests)
     span = max(int(clock[-1] - clock[0]), 1)
     interval = np.minimum((clock - clock[0]) / span * INTERVALS, INTERVALS - 1).astype(np.int64)
-    reported = None if log.usage is None else ~np.isnan(log.usage[:, :2]).any(axis=1)
 
     def by_interval(values: Any) -> Any:
         return np.bincount(interval, values, INTERVALS)
@@ -90,7 +89,8 @@ def over_time(
     }
     sums |= {name: by_interval(reused) for name, reused in expiring.items()}
     counted = np.zeros((INTERVALS, 2))
-    if log.usage is not None and reported is not None:
+    if log.usage is not None:
+        reported = _has_counts(facts)
         counted = np.stack(
             [by_interval(np.where(reported, log.usage[:, index], 0)) for index in (0, 1)], axis=1
         )

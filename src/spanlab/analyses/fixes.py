@@ -262,15 +262,9 @@ class Facts:
         if rules is None:
             nothing = np.zeros(self.paths.requests, dtype=np.int64)
             return ReplayResult(nothing, {"never_stored": self.paths.prompt_tokens})
-        return (
-            self._replay_spans(rules)
-            if isinstance(rules, SpanRules)
-            else replay(self.in_logged_order, rules)
-        )
-
-    def _replay_spans(self, rules: SpanRules) -> ReplayResult:
-        """Return reuse of spans at any position; tokens that an infinite cache would miss count as
-        never seen."""
+        if isinstance(rules, CacheRules):
+            return replay(self.in_logged_order, rules)
+        # spans at any position; tokens that an infinite cache would miss count as never seen
         spans, n = self.spans, self.paths.requests
         matched, matched_unlimited = spans.reused(rules.capacity_tokens), spans.reused(np.inf)
         reused = spans.repaired(matched, rules.first, rules.share)

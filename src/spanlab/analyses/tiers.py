@@ -31,7 +31,6 @@ from spanlab.report.table import (
 )
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis
 from spanlab.settings.study import Study
-from spanlab.study.bounds import ArmResult
 from spanlab.study.numbers import RunCell
 from spanlab_sim.bounds import PrefillTime, break_even_tokens
 
@@ -193,8 +192,24 @@ def _arms(point: SweepPoint) -> dict[str, Any]:
 
 def tiers_of_study(finished: Finished) -> Findings:
     """Return loads by arm, traffic by tier, and the break-even length of each tier."""
-    study = finished.study
-    arms = {result.data.name: _arm(finished, result) for result in finished.results}
+    study, arms = finished.study, {}
+    for result in finished.results:
+        name, summary = result.data.name, result.data.summary
+        prompt, loads = summary["tokens"]["prompt"], _loads(finished, name)
+        traffic = [run["tiers"] for run in result.data.runs if "tiers" in run]
+        means = [
+            {"name": rows[0]["name"]}
+            | {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key != "name"}
+            for rows in zip(*traffic, strict=True)
+        ]
+        arms[name] = {
+            "token_hit_rate": summary["token_hit_rate"],
+            "ttft_mean_s": summary["ttft_s"]["mean"],
+            "loaded_share": loads["loaded_tokens"] / prompt,
+            "declined_share": loads["declined_tokens"] / prompt,
+            "critical_load_s": loads["critical_load_s"] / summary["requests"],
+            "tiers": means,
+        }
     least = break_even(study)
     entry = {"break_even_tokens": least, "arms": arms}
     quantised = [
@@ -266,27 +281,6 @@ def _ready_ns(
     load_ns = Link(rules.bytes_per_s, rules.latency_s).delay(blocks * policy.store.block_bytes)
     (step_ns,) = steps(tokens, tokens + 1)
     return overlapped(load_ns, step_ns, layers) if rules.load == "layerwise" else load_ns + step_ns
-
-
-def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
-    """Return the loads of one arm over its counted requests of all seeds, and its tiers' traffic,
-    mean over runs."""
-    summary = result.data.summary
-    prompt = summary["tokens"]["prompt"]
-    loads = _loads(finished, result.data.name)
-    means = [
-        {"name": rows[0]["name"]}
-        | {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key != "name"}
-        for rows in zip(*[run["tiers"] for run in result.data.runs if "tiers" in run], strict=True)
-    ]
-    return {
-        "token_hit_rate": summary["token_hit_rate"],
-        "ttft_mean_s": summary["ttft_s"]["mean"],
-        "loaded_share": loads["loaded_tokens"] / prompt,
-        "declined_share": loads["declined_tokens"] / prompt,
-        "critical_load_s": loads["critical_load_s"] / summary["requests"],
-        "tiers": means,
-    }
 
 
 def _loads(finished: Finished, arm: str) -> dict[str, float]:
