@@ -112,8 +112,8 @@ class ChunkPolicy:
         """Count a use of the chunks that a request has read, and renew the age of its other
         chunks."""
         keys = [key for group in key_groups for key in group]
-        found = ((key, req_context.get_offload_key_position(key)) for key in keys)
-        ends = {key: end for key, end in found if end is not None}
+        positions = ((key, req_context.get_offload_key_position(key)) for key in keys)
+        ends = {key: end for key, end in positions if end is not None}
         if len(ends) == len(keys):
             keys.sort(key=ends.__getitem__)
         for key in reversed(keys):

@@ -375,8 +375,8 @@ def serving(finished: Finished) -> Findings:
     # runs on a real server may start with the cache of earlier runs
     runs = sum(len(run_cells(study, arm)) for arm in study.chosen())
     if study.server.base_url is not None and runs > 1 and study.server.reset_path is None:
-        kept = "the server's cache stayed warm from run to run"
-        caveats = (f"{kept}; server.reset_path=PATH empties it before each", *caveats)
+        warm = "the server's cache stayed warm from run to run"
+        caveats = (f"{warm}; server.reset_path=PATH empties it before each", *caveats)
     queues_by_arm = {
         arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps
     }

@@ -116,14 +116,14 @@ def read_forwards(
     cases: list[_Case] = []
     for path in paths:
         with reading(f"twin.forward={path}", _KIND):
-            found = from_json(Path(path).expanduser().read_bytes(), list[_Case], unknown="ignore")
-        for case in found:
+            of_file = from_json(Path(path).expanduser().read_bytes(), list[_Case], unknown="ignore")
+        for case in of_file:
             if len(case.ranks) != deployment.devices:
                 raise ValueError(
                     f"twin.forward={path}: {case.case} ran on {len(case.ranks)} devices; expected the "
                     f"{deployment.devices} of twin.tensor_parallel · twin.data_parallel"
                 )
-        cases += found
+        cases += of_file
     left_out = [(case, _reason(case, model)) for case in cases]
     counts = Counter(reason for _, reason in left_out if reason is not None)
     fitted = [case for case, reason in left_out if reason is None]

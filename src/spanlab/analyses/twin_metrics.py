@@ -123,9 +123,9 @@ def read_sums(paths: Sequence[str]) -> Sums | None:
     for path in paths:
         with reading(f"twin.metrics={path}", _KIND):
             text = Path(path).expanduser().read_text(encoding="utf-8")
-            if not (found := list(_split(text))):
+            if not (of_file := list(_split(text))):
                 raise ValueError("no sample of a metric")
-        scrapes += found
+        scrapes += of_file
     for number, scrape in enumerate(scrapes, 1):
         if missing := sorted(_TOTALS - scrape.keys()):
             raise ValueError(f"{subject}: scrape {number} has no {missing[0]}; expected {_KIND}")

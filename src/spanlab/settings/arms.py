@@ -319,9 +319,9 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]
     }
     settings = []
     for config, run_arms in zip(configs, arms, strict=True):
-        kept = {name: run_arms[name] for name in run_arms if name in shared}
+        shared_arms = {name: run_arms[name] for name in run_arms if name in shared}
         # an earlier version stored short names
-        named = leaves({**config, "arms": kept})
+        named = leaves({**config, "arms": shared_arms})
         settings.append({short_key(key): value for key, value in named})
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
     values = {
