@@ -202,7 +202,10 @@ def assess(runs: Sequence[Run], utilisation: float | None = None) -> Stationarit
     if shortest < SHORTEST:
         warmup = None
     else:
-        series = [_delays(run)[:shortest] for run in runs]
+        series = []
+        for run in runs:
+            order = np.argsort(run.arrived_s, kind="stable")[:shortest]
+            series.append(ttft(run.arrived_s[order], run.first_token_s[order]))
         warmup = mser5(np.mean(series, axis=0))
     overloaded = utilisation is not None and utilisation >= 1
     growing = drift is not None and drift.p < ALPHA
@@ -216,11 +219,6 @@ def assess(runs: Sequence[Run], utilisation: float | None = None) -> Stationarit
         verdict = UNSETTLED if warmup >= _BATCH * (shortest // _BATCH // 2) else STEADY
     p, rate_rps = (drift.p, drift.rate_rps) if drift else (None, None)
     return Stationarity(verdict, p, rate_rps, warmup)
-
-
-def _delays(run: Run) -> Times:
-    order = np.argsort(run.arrived_s, kind="stable")
-    return ttft(run.arrived_s[order], run.first_token_s[order])
 
 
 def drift_test(runs: Sequence[Run]) -> Drift | None:

@@ -27,15 +27,7 @@ from spanlab.report.table import (
     tabulate,
     word,
 )
-from spanlab.settings.analyses import (
-    ANALYSES,
-    LABELS,
-    MEASURED,
-    REPEAT,
-    Analysis,
-    AnswerSettings,
-    JudgeSettings,
-)
+from spanlab.settings.analyses import ANALYSES, LABELS, MEASURED, REPEAT, Analysis, AnswerSettings
 from spanlab.settings.study import Study
 from spanlab.stats import (
     POSITIVE,
@@ -469,11 +461,19 @@ def _entries(
         results, [[request.answer or ""] for request in requests], floor, study.runs.baseline
     )
     entries = [_plain(asdict(row)) for row in rows]
-    if study.analyses.answers.judge.base_url:
+    judge = study.analyses.answers.judge
+    if judge.base_url:
+        prompts = [tokenizer.decode(request.tokens) for request in requests]
         for entry, result in zip(entries, results, strict=True):
-            entry["judge"] = _judge_answers(
-                study.analyses.answers.judge, requests, result.answers, tokenizer
+            cases = zip(prompts, requests, result.answers, strict=True)
+            judged = judge_all(
+                judge, [Case(prompt, request.answer or "", text) for prompt, request, text in cases]
             )
+            entry["judge"] = {
+                "mean": float(np.mean(judged.scores)) if judged.scores else None,
+                "judged": len(judged.scores),
+                "failures": judged.failures,
+            }
     return entries
 
 
@@ -524,22 +524,6 @@ def _stop(tokenizer: ChatTokenizer) -> int | None:
 def _ends(tokens: NDArray[np.int32], stop: int | None) -> NDArray[np.int64]:
     """Return the positions of the end token; empty where the answer was cut off."""
     return np.empty(0, np.int64) if stop is None else np.flatnonzero(tokens == stop)
-
-
-def _judge_answers(
-    judge: JudgeSettings,
-    requests: Sequence[Request],
-    answers: Sequence[str],
-    tokenizer: ChatTokenizer,
-) -> dict[str, Any]:
-    """Return the judge's mean score over the answers that it scored, and its failures."""
-    prompts = [tokenizer.decode(request.tokens) for request in requests]
-    cases = zip(prompts, requests, answers, strict=True)
-    result = judge_all(
-        judge, [Case(prompt, request.answer or "", answer) for prompt, request, answer in cases]
-    )
-    mean = float(np.mean(result.scores)) if result.scores else None
-    return {"mean": mean, "judged": len(result.scores), "failures": result.failures}
 
 
 def _plain(value: Any) -> Any:

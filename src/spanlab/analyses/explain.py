@@ -292,7 +292,7 @@ def _fixes(summary: Summary) -> Table:
 
 
 def _saved(tokens: int) -> Cell:
-    return Cell(tokens, f"{count_text(tokens)}" if tokens >= 0 else f"-{count_text(-tokens)}")
+    return Cell(tokens, count_text(tokens) if tokens >= 0 else f"-{count_text(-tokens)}")
 
 
 def _gain(fix: Summary) -> Cell:

@@ -104,7 +104,15 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
         values |= _gap_spread(gaps)
     if "queue_s" in delays:
         values |= spread("queue", delays["queue_s"] * _MS)
-    values |= _goodput(delays, values["duration"], goals)
+    for name, goal in goals.items():
+        good = (
+            (delays["ttft_s"] <= goal.ttft_s)
+            & ~(delays["tpot_s"] > goal.tpot_s)  # one token has no TPOT to exceed
+            & (delays["e2e_s"] <= goal.e2e_s)
+        )
+        values[f"slo_attainment:{name}"] = float(good.mean())
+        if duration_s > 0:
+            values[f"request_goodput:{name}"] = int(good.sum()) / duration_s
     reused = columns["reused_tokens"]
     if not np.isnan(reused).any():  # else the server does not report reuse
         values["token_hit_rate"] = float(reused.sum() / columns["prompt_tokens"].sum())
@@ -154,22 +162,6 @@ def pooled_percentile(values: Floats, counts: NDArray[np.int64], percent: float)
         np.searchsorted(ends, [np.floor(position), np.ceil(position)], side="right")
     ].tolist()
     return float(below + (above - below) * (position - np.floor(position)))
-
-
-def _goodput(delays: ColumnMap, duration_s: float, goals: Mapping[str, Goal]) -> Values:
-    """Return requests per second that meet all limits of a goal, and their share; one token has no
-    TPOT to exceed."""
-    values: Values = {}
-    for name, goal in goals.items():
-        good = (
-            (delays["ttft_s"] <= goal.ttft_s)
-            & ~(delays["tpot_s"] > goal.tpot_s)
-            & (delays["e2e_s"] <= goal.e2e_s)
-        )
-        values[f"slo_attainment:{name}"] = float(good.mean())
-        if duration_s > 0:
-            values[f"request_goodput:{name}"] = int(good.sum()) / duration_s
-    return values
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,13 @@ def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
     rows = [
         {
             "metric": name,
-            "predictor": title,
+            "predictor": PREDICTORS[predictor],
             "mean_s": summary["means_s"][metric],
             "seen": errors["seen"][metric],
         }
         | errors["unseen"][metric]
         for metric, name in NAMES.items()
-        for title, errors in (
-            (PREDICTORS[predictor], errors) for predictor, errors in by_predictor.items()
-        )
+        for predictor, errors in by_predictor.items()
     ]
     notes = (
         "error: predicted ÷ measured - 1, per request but for that of the mean; bias: its median",
@@ -456,9 +454,8 @@ def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
     if between is not None:
         blocks_text = (
             f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, "
-            f"from {between[0]:,}"
+            f"from {between[0]:,} to {between[1]:,}"
         )
-        blocks_text = f"{blocks_text} to {between[1]:,}"
         matters = used >= between[0]
         effect = (
             "which matters, for so many are used"
