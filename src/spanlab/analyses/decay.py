@@ -367,18 +367,11 @@ def decay(finished: Finished) -> Findings:
     columns = {name: files.columns() for name, files in finished.files.items()}
     runs = {name: [by_cell[cell] for cell in cells] for name, by_cell in columns.items()}
     losses = {name: _losses(finished, name, cells, streams) for name in runs}
-    arms = {
-        name: decay_of(
-            streams,
-            arm_runs,
-            runs[study.runs.baseline],
-            [
-                loss - base
-                for loss, base in zip(losses[name], losses[study.runs.baseline], strict=True)
-            ],
-        )
-        for name, arm_runs in runs.items()
-    }
+    base_runs, base_losses = runs[study.runs.baseline], losses[study.runs.baseline]
+    arms = {}
+    for name, arm_runs in runs.items():
+        changes = [loss - base for loss, base in zip(losses[name], base_losses, strict=True)]
+        arms[name] = decay_of(streams, arm_runs, base_runs, changes)
     noise = finished.noise_sentence("speedups")
     families = {name: family(study.arms[name]) for name in arms}
     return Findings(
