@@ -10,9 +10,6 @@ from typing import Any, Literal
 from spanlab.errors import warn
 from spanlab.settings.server import TrackingSettings
 
-Mode = Literal["online", "offline"]
-_MODES: dict[str, Mode] = {"online": "online", "offline": "offline"}
-
 
 class Tracker:
     """A wandb run, or none; a failure stops the tracking with a warning."""
@@ -99,7 +96,11 @@ def _start(
     try:
         import wandb
 
-        mode = _mode(settings.mode)
+        # auto is online only after an earlier login, and never prompts
+        logged_in = settings.mode == "auto" and wandb.login(prompt=False)
+        mode: Literal["online", "offline"] = (
+            "online" if settings.mode == "online" or logged_in else "offline"
+        )
         # no output, and no sampling of the machine, which would disturb measurements
         quiet = wandb.Settings(
             silent=True,
@@ -123,12 +124,3 @@ def _start(
     except Exception as error:  # any error of a tracker: the study runs without it
         _stopped(error)
         return None
-
-
-def _mode(mode: str) -> Mode:
-    """Return the wandb mode; auto is online only after an earlier login, and never prompts."""
-    if mode != "auto":
-        return _MODES[mode]
-    import wandb
-
-    return "online" if wandb.login(prompt=False) else "offline"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -172,12 +171,6 @@ def arms_table(study: StudyData) -> Table:
     )
 
 
-def _sample_text(arms: Sequence[ArmData]) -> str:
-    counts = sorted({arm.summary["requests"] for arm in arms})
-    range_text = f"{counts[0]:,}" if len(counts) < 2 else f"{counts[0]:,} to {counts[-1]:,}"
-    return f"percentiles of {range_text} requests, all seeds together; p99 needs 1,000 of them, p95 200"
-
-
 def _notes(study: StudyData) -> list[str]:
     """Return definitions of the columns, caveats of the study, and reasons of failed arms."""
     bound = "tokens an infinite cache could reuse"
@@ -188,9 +181,13 @@ def _notes(study: StudyData) -> list[str]:
         f"request hit rate = requests with at least one {study.count_hit_as} token ÷ requests",
         f"TTFT = first token − arrival, queueing included; speedup = mean TTFT of {study.baseline} ÷ mean TTFT of the "
         "arm on the same requests: with queueing it depends on the load; resident = mean over time",
-        f"{interval_words(study.arms)}; {_sample_text(study.arms)}" if study.arms else "",
-        MEANING,
     ]
+    if study.arms:
+        counts = sorted({arm.summary["requests"] for arm in study.arms})
+        requests = f"{counts[0]:,}" if len(counts) < 2 else f"{counts[0]:,} to {counts[-1]:,}"
+        sample = f"percentiles of {requests} requests, all seeds together; p99 needs 1,000 of them, p95 200"
+        notes.append(f"{interval_words(study.arms)}; {sample}")
+    notes.append(MEANING)
     if any(arm.summary["utilisation"] is not None for arm in study.arms):
         notes.append(LOAD_NOTE)
     if any(unsettled(arm.summary) for arm in study.arms):
@@ -201,7 +198,6 @@ def _notes(study: StudyData) -> list[str]:
         )
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):
         notes.append("KV resident = cached KV, and private copies of running requests")
-    notes = [note for note in notes if note]
     return [*notes, *study.notes, *study.caveats, *study.failed.values()]
 
 

@@ -261,14 +261,19 @@ def with_given_answers(study: Study, workload: Workload) -> Workload:
     openings = workload.labels.get("opening", unknown)
     compared = study.engine.record == "scores" and not study.model.is_hybrid
     choices = workload.labels.get("choices", unknown) if compared else unknown
-    rows = zip(workload.requests, openings, choices, strict=True)
-    return replace(
-        workload,
-        requests=tuple(
-            _with_gold_output(request, str(opening), str(choice), tokenizer)
-            for request, opening, choice in rows
-        ),
-    )
+    requests = []
+    for request, opening, choice in zip(workload.requests, openings, choices, strict=True):
+        if request.answer is not None:
+            tokens = gold_tokens(request.answer, str(opening), tokenizer)
+            right = request.answer.split("\n")
+            options = tuple(
+                gold_tokens(option, str(opening), tokenizer)
+                for option in str(choice).split("\n")  # one per line
+                if option and option not in right
+            )
+            request = replace(request, output=tokens, output_len=len(tokens), options=options)
+        requests.append(request)
+    return replace(workload, requests=tuple(requests))
 
 
 def gold_tokens(answer: str, opening: str, tokenizer: ChatTokenizer) -> Tokens:
@@ -280,23 +285,6 @@ def gold_tokens(answer: str, opening: str, tokenizer: ChatTokenizer) -> Tokens:
     """
     first = answer.split("\n", maxsplit=1)[0]
     return tokenizer.encode_with_offsets(f" {first}" if opening else first, literal=True).tokens
-
-
-def _with_gold_output(
-    request: Request, opening: str, choices: str, tokenizer: ChatTokenizer
-) -> Request:
-    """Return the request with its gold output; `choices` has the question's options, one per line,
-    or is empty."""
-    if request.answer is None:
-        return request
-    tokens = gold_tokens(request.answer, opening, tokenizer)
-    right = request.answer.split("\n")
-    options = tuple(
-        gold_tokens(option, opening, tokenizer)
-        for option in choices.split("\n")
-        if option and option not in right
-    )
-    return replace(request, output=tokens, output_len=len(tokens), options=options)
 
 
 LoadFunction = Callable[[WorkloadSettings, str, bool], Workload]
