@@ -22,7 +22,6 @@ from spanlab.queries.query import (
     Query,
     Role,
     Unit,
-    Wrapping,
     closings,
     flatten,
     unit_wrapping,
@@ -147,7 +146,13 @@ def _independent_spans(
     for unit in units:
         wrapping = wrappings[roles[unit]]
         start = contents[unit.start][0] - len(wrapping.opening)
-        if start < previous_stop or not _matches_gaps(wrapping, gaps[unit.start : unit.stop + 1]):
+        before, *between, behind = gaps[unit.start : unit.stop + 1]
+        is_wrapped = (
+            before.endswith(wrapping.opening)
+            and tuple(between) == wrapping.between
+            and behind.startswith(wrapping.closing)
+        )
+        if start < previous_stop or not is_wrapped:
             raise ValueError(
                 f"the chat template of {template.name} wraps message {unit.start + 1} by its place in this chat, so it"
                 " cannot be an independent span; expected a template that wraps a message in the same way everywhere"
@@ -155,14 +160,6 @@ def _independent_spans(
         previous_stop = contents[unit.stop - 1][1] + len(wrapping.closing)
         spans[unit] = TextSpan(start, previous_stop, (unit.start, unit.stop), True)
     return spans
-
-
-def _matches_gaps(wrapping: Wrapping, gaps: Sequence[str]) -> bool:
-    return (
-        gaps[0].endswith(wrapping.opening)
-        and tuple(gaps[1:-1]) == wrapping.between
-        and gaps[-1].startswith(wrapping.closing)
-    )
 
 
 def _spans(
@@ -308,10 +305,13 @@ def load_tokenizer(
     config = _json_object(config_file) if config_file.is_file() else {}
     prefix = tokenizer.encode("", add_special_tokens=True).tokens[:1]
     bos = _token_text(config.get("bos_token"))
+    template_file = folder / "chat_template.jinja"
+    if not chat_template and template_file.is_file():
+        chat_template = template_file.read_text(encoding="utf-8")
     return ChatTokenizer(
         folder.resolve().name,
         tokenizer,
-        chat_template or _template_file(folder) or _configured_template(config, folder),
+        chat_template or _configured_template(config, folder),
         bos,
         _token_text(config.get("eos_token")),
         bos is not None and bool(config.get("add_bos_token", prefix == [bos])),
@@ -349,11 +349,6 @@ def _token_text(token: object) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-def _template_file(folder: Path) -> str | None:
-    file = folder / "chat_template.jinja"
-    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def _configured_template(config: Mapping[str, object], folder: Path) -> str | None:
@@ -599,7 +594,12 @@ def _token_ranges(
     for span, encoded in zip(layout.spans, encoded_spans, strict=True):
         tokens = encoded.tokens
         if not len(tokens):
-            _check_may_be_empty(span, chat)
+            if span.independent:  # ordered text without tokens is allowed
+                number = span.messages[0]
+                raise ValueError(
+                    f"message {number + 1}, {chat.messages[number].role}, is an independent span without any token;"
+                    " expected some text"
+                )
             continue
         if not spans and len(bos):
             if span.independent:
@@ -609,14 +609,3 @@ def _token_ranges(
         roles = tuple(message.role for message in chat.messages[slice(*span.messages)])
         append((span.start, span.stop), tokens, roles, span.independent)
     return spans, ids
-
-
-def _check_may_be_empty(span: TextSpan, chat: Chat) -> None:
-    """Raise ValueError for an independent span without tokens; ordered text without tokens is
-    allowed."""
-    if span.independent:
-        number = span.messages[0]
-        raise ValueError(
-            f"message {number + 1}, {chat.messages[number].role}, is an independent span without any token;"
-            " expected some text"
-        )

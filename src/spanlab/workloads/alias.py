@@ -178,7 +178,9 @@ def _document(fact: str, length: int, filler: tuple[str, ...], rng: np.random.Ge
     while missing:
         # The remaining words must be zero or enough for another sentence, because filler is never
         # cut.
-        fitting = [form for form in _FILLERS if _fillable(missing - _length(form))]
+        fitting = [
+            form for form in _FILLERS if (left := missing - _length(form)) == 0 or left >= _SHORTEST
+        ]
         form = fitting[int(rng.integers(len(fitting)))]
         drawn = rng.choice(len(filler), size=form.count("{}"), replace=False).tolist()
         sentences.append(form.format(*(filler[index] for index in drawn)))
@@ -189,10 +191,6 @@ def _document(fact: str, length: int, filler: tuple[str, ...], rng: np.random.Ge
 
 def _length(sentence: str) -> int:
     return len(sentence.split())
-
-
-def _fillable(count: int) -> bool:
-    return count == 0 or count >= _SHORTEST
 
 
 # ------------------------------------------------------------------------------
@@ -272,11 +270,14 @@ def _pair(
     output_tokens: int,
 ) -> Iterator[Labelled]:
     texts = chain.documents
-    moved = (
-        [texts[position] for position in _shuffled(options.seed, number, len(texts))]
-        if order == "shuffled"
-        else texts
-    )
+    moved = texts
+    if order == "shuffled":
+        rng = np.random.default_rng([options.seed, number, 5])
+        places = list(range(len(texts)))
+        # at least one document moves if there are two or more
+        while len(texts) > 1 and places == sorted(places):
+            places = rng.permutation(len(texts)).tolist()
+        moved = tuple(texts[index] for index in places)
     group = number * len(options.orders) + options.orders.index(order)
     prompts = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
     for kind, documents, question, length in prompts:
@@ -289,12 +290,3 @@ def _pair(
             0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer
         )
         yield Labelled(request, {"kind": kind, "order": order if kind == "question" else ""})
-
-
-def _shuffled(seed: int, number: int, count: int) -> list[int]:
-    """Return a permutation that moves at least one document if there are two or more."""
-    rng = np.random.default_rng([seed, number, 5])
-    order = list(range(count))
-    while count > 1 and order == sorted(order):
-        order = rng.permutation(count).tolist()
-    return order

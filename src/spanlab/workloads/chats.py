@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -150,27 +150,19 @@ def _spans(prompts: Sequence[Ids], lengths: np.ndarray) -> tuple[list[int], list
     sizes: list[int] = []
     requests = []
     for prompt, length in zip(prompts, lengths.tolist(), strict=True):
-        request = []
-        for first, size in _runs(prompt, length, uses):
+        request, start = [], 0
+        # ids are chained, so blocks with equal use counts that follow each other belong to the
+        # same prompts
+        for _, run in groupby(enumerate(prompt), key=lambda block: uses[block[1]]):
+            blocks = list(run)
+            stop = min(length, (blocks[-1][0] + 1) * BLOCK)
+            first, size, start = blocks[0][1], stop - start, stop
             if (first, size) not in numbers:
                 numbers[first, size] = len(sizes)
                 sizes.append(size)
             request.append(numbers[first, size])
         requests.append(request)
     return sizes, requests
-
-
-def _runs(prompt: Ids, length: int, uses: Counter[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first block id and the tokens of each run of blocks with equal use counts.
-
-    Ids are chained, so blocks of a run belong to the same prompts.
-    """
-    start = 0
-    for _, run in groupby(enumerate(prompt), key=lambda block: uses[block[1]]):
-        blocks = list(run)
-        stop = min(length, (blocks[-1][0] + 1) * BLOCK)
-        yield blocks[0][1], stop - start
-        start = stop
 
 
 # ------------------------------------------------------------------------------

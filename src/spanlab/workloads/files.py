@@ -14,7 +14,7 @@ import os
 import select
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -119,7 +119,21 @@ def read_jsonl(path: Path | None, key: str, expected: str) -> list[JsonRow]:
     """Read one JSON object per line; raise ValueError, naming `key`, for a missing, broken or empty
     file."""
     path = existing_file(path, key, expected)
-    rows = list(_parsed_lines(path, key, expected))
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(
+                f"{key}={path} line {number} is not JSON ({error}); expected {expected}"
+            ) from error
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}"
+            )
+        rows.append(JsonRow(row, f"{key}={path} line {number}", expected))
     if not rows:
         raise ValueError(f"{key}={path} holds no rows; expected {expected}")
     return rows
@@ -199,23 +213,6 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
     return path
-
-
-def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[JsonRow]:
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise ValueError(
-                f"{key}={path} line {number} is not JSON ({error}); expected {expected}"
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(
-                f"{key}={path} line {number} is {shorten(row)}, not a JSON object; expected {expected}"
-            )
-        yield JsonRow(row, f"{key}={path} line {number}", expected)
 
 
 # ------------------------------------------------------------------------------

@@ -74,28 +74,17 @@ class WorkloadSettings(Kind):
         reading = [name for name in names if SOURCES.takes(f"{self.kind}/{name}", "path")]
         self.source = self.source or (reading if reading and self.path is not None else names)[0]
         one_of("workload.source", str(self.source), names)
-        others = {
-            key.name: getattr(self, key.name)
-            for key in fields(self)
-            if self._is_of_other_source(key)
-        }
+        # keys that are set, and that this source does not read but another source of the kind
+        others = {}
+        for key in fields(self):
+            kinds = [f"{self.kind}/{name}" for name in names]
+            readers = [reader for reader in kinds if SOURCES.takes(reader, key.name)]
+            value = getattr(self, key.name)
+            if readers and self.reader not in readers and value != default_of(key):
+                others[key.name] = value
         chosen = f"workload.kind={self.kind}, source={self.source}"
         SOURCES.check("workload.options", self.reader, chosen, {}, self.arguments() | others)
         assert self.arrangement is not None, "the constructor of Arrangement checks its values"
-
-    def _is_of_other_source(self, key: Field[Any]) -> bool:
-        """Return whether a key is set that this source does not read, but another source of the
-        kind."""
-        readers = [
-            f"{self.kind}/{name}"
-            for name in sources(self.kind)
-            if SOURCES.takes(f"{self.kind}/{name}", key.name)
-        ]
-        return (
-            bool(readers)
-            and self.reader not in readers
-            and getattr(self, key.name) != default_of(key)
-        )
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the reader: required ones, and those that are not the default."""

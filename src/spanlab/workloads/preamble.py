@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spanlab.core.request import Span
 from spanlab.core.token_string import Tokens
 from spanlab.registry import not_negative, positive, share
-from spanlab.workloads.text import Part, TokenizerFile, TurnMarks, encode_parts
+from spanlab.workloads.text import Part, TokenizerFile, encode_parts
 from spanlab.workloads.workload import FreshIds, Workload
 
 
@@ -171,9 +171,11 @@ def draw(preamble: Preamble, requests: int) -> list[PreambleId]:
     numbers = np.zeros(requests, dtype=np.int64)
     for stream, (name, texts) in zip(streams, preamble.texts().items(), strict=False):
         indexes = np.flatnonzero(kinds == name)
-        numbers[indexes] = stream.permutation(
-            np.arange(len(indexes)) % _distinct_count(name, texts, len(indexes))
-        )
+        if isinstance(texts, CountedPreambles):
+            distinct = texts.count or 1
+        else:
+            distinct = 1 if name == "fixed" else max(1, len(indexes))
+        numbers[indexes] = stream.permutation(np.arange(len(indexes)) % distinct)
     return [
         PreambleId(kind, number)
         for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)
@@ -190,13 +192,6 @@ def proportional_counts(shares: Sequence[float], total: int) -> NDArray[np.int64
     largest = np.argsort(counts - exact, kind="stable")
     counts[largest[: total - counts.sum()]] += 1
     return counts
-
-
-def _distinct_count(name: str, texts: PreambleText, requests: int) -> int:
-    """Return the number of distinct preambles of a kind with `requests` requests."""
-    if isinstance(texts, CountedPreambles):
-        return texts.count or 1
-    return 1 if name == "fixed" else max(1, requests)
 
 
 def _spans(
@@ -261,7 +256,10 @@ def preamble_writer(tokenizer: TokenizerFile) -> WritePreamble:
     """Return a function that writes preambles in tokens of `tokenizer`."""
 
     def write(drawn: PreambleId, texts: PreambleText) -> Tokens:
-        begin, end = (encode_parts(parts, tokenizer) for parts in _turn_parts(tokenizer.marks))
+        marks = tokenizer.marks
+        opening: list[Part] = [""] if marks is None else [marks.open, "system\n"]
+        closing: list[Part] = ["\n\n"] if marks is None else [marks.close, "\n"]
+        begin, end = encode_parts(opening, tokenizer), encode_parts(closing, tokenizer)
         text = TEXTS[drawn.kind] if texts.text is None else texts.text
         body = encode_parts([text.replace("{number}", str(drawn.number)) + " "], tokenizer)
         room = texts.length - len(begin) - len(end)
@@ -273,8 +271,3 @@ def preamble_writer(tokenizer: TokenizerFile) -> WritePreamble:
         return np.concatenate([begin, np.resize(body, room), end]).astype(np.int32)
 
     return write
-
-
-def _turn_parts(marks: TurnMarks | None) -> tuple[list[Part], list[Part]]:
-    """Return the parts before and after the text."""
-    return ([""], ["\n\n"]) if marks is None else ([marks.open, "system\n"], [marks.close, "\n"])

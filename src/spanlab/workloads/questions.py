@@ -228,9 +228,14 @@ def _search(
             passage_numbers.setdefault(passage, len(passage_numbers))
     passages = tuple(passage_numbers)
     pairs = [(number, question) for number in numbers for question in documents[number].questions]
-    queries = [
-        _query(question, documents[number].passages, passage_numbers) for number, question in pairs
-    ]
+    queries = []
+    for number, question in pairs:
+        texts = documents[number].passages
+        gold, ranks = (
+            None if indexes is None else tuple(passage_numbers[texts[index]] for index in indexes)
+            for indexes in (question.gold, question.ranking)
+        )
+        queries.append(Query(question.text, gold, ranks))
     rankings = RETRIEVERS.make(
         options.retrieval, {}, {}, passages=passages, queries=queries, draw=draw
     )
@@ -246,14 +251,6 @@ def _search(
             yield RetrievedPassages(
                 number, question, texts, gold, position_of.get(first, -1), passages[first]
             )
-
-
-def _query(question: Question, passages: Sequence[str], passage_numbers: dict[str, int]) -> Query:
-    gold, ranking = (
-        None if numbers is None else tuple(passage_numbers[passages[index]] for index in numbers)
-        for numbers in (question.gold, question.ranking)
-    )
-    return Query(question.text, gold, ranking)
 
 
 # ------------------------------------------------------------------------------

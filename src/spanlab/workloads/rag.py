@@ -178,14 +178,15 @@ def encode_passages(
     texts = {content for content in chain.from_iterable(spans) if isinstance(content, str)}
     texts |= {_first_answer(question) for _, _, question in drafts if question.answers}
     tokens = encode_texts(sorted(texts), tokenizer)
+    rows = []
+    for group, used, question in drafts:
+        output_len = max(1, len(tokens[_first_answer(question)])) if question.answers else 0
+        rows.append(Row(group, used, output_len, question.answer))
     return EncodedText(
         tuple(join_parts(parts, tokens) for parts in spans),
         np.array([independent for independent, _ in flags], dtype=bool),
         np.array([reusable for _, reusable in flags], dtype=bool),
-        tuple(
-            Row(group, used, _output_len(question, tokens), question.answer)
-            for group, used, question in drafts
-        ),
+        tuple(rows),
     )
 
 
@@ -200,10 +201,6 @@ def _open_question(question: Question) -> Question:
 
 def _first_answer(question: Question) -> str:
     return f" {question.answers[0]}"
-
-
-def _output_len(question: Question, tokens: dict[str, Tokens]) -> int:
-    return max(1, len(tokens[_first_answer(question)])) if question.answers else 0
 
 
 # A larger exponent makes shares underflow to zero, so that their passages could not be drawn.
@@ -355,7 +352,10 @@ def draw_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
     # other draws.
     streams = [np.random.default_rng([options.seed, i]) for i in range(4)]
     shares = popularity(library.sizes, options.zipf, options.passage_zipf, streams[0])
-    ranked = _ranked_passages(library, shares, options, streams[1])
+    ranked = []
+    for number, members in enumerate(library.questions):
+        weights = shares.weights(number, options.noise)
+        ranked.append([retrieve(weights, options.k, streams[1]) for _ in members])
     questions = _draw_questions(library, shares, options, streams[2])
     passages = [
         ORDERS[options.order](ranked[document][question], streams[3])
@@ -376,18 +376,6 @@ def _library(source: Corpus, selection: Selection) -> Library:
         tuple(rows[0].spans[2:-1] for rows in chosen),
         tuple(tuple(rows[: selection.questions_per_document]) for rows in chosen),
     )
-
-
-def _ranked_passages(
-    library: Library, shares: Popularity, options: Rag, rng: np.random.Generator
-) -> list[list[Ints]]:
-    """Return ranked passages for each question of each document; numbers index all passages of the
-    library."""
-    ranked = []
-    for document, questions in enumerate(library.questions):
-        weights = shares.weights(document, options.noise)
-        ranked.append([retrieve(weights, options.k, rng) for _ in questions])
-    return ranked
 
 
 def _draw_questions(

@@ -116,21 +116,16 @@ def _prompts(
     for group, shared in enumerate(overlaps):
         base = ids.take(length)
         for overlap in shared.tolist():
-            parts = _request_spans(
-                base[:overlap], ids.take(length - overlap), options.kind == "fixed"
-            )
+            begin, fresh = base[:overlap], ids.take(length - overlap)
+            # a known boundary only if all requests share the same length
+            if options.kind == "fixed":
+                both = ((begin, True), (fresh, False))
+                parts = [(tokens, reusable) for tokens, reusable in both if len(tokens)]
+            else:
+                parts = [(np.concatenate([begin, fresh]), False)]
             rows.append(Row(group, tuple(range(len(spans), len(spans) + len(parts)))))
             spans += parts
     return spans, tuple(rows)
-
-
-def _request_spans(shared: Tokens, fresh: Tokens, boundary: bool) -> list[tuple[Tokens, bool]]:
-    """Return two spans if all requests share the same length, a known boundary; else one span."""
-    if not boundary:
-        return [(np.concatenate([shared, fresh]), False)]
-    return [
-        (tokens, reusable) for tokens, reusable in ((shared, True), (fresh, False)) if len(tokens)
-    ]
 
 
 # ------------------------------------------------------------------------------

@@ -295,7 +295,14 @@ def _collection(
     number: int, options: Facts, people: _People, draw: np.random.Generator
 ) -> Document:
     loans = _loans(options, people, draw)
-    location_passages, loan_passages = _assign_passages(len(loans), options, draw)
+    count, passage_count = len(loans), options.passages
+    # Each loan's two sentences stand in different passages, which have equal numbers of sentences:
+    # the second half of the sentences starts at passage 0 again, or half-way for an odd number per
+    # passage.
+    single = options.sentences % 2 or 2 not in options.hops
+    shift = 0 if single else int(draw.integers(1, passage_count))
+    location_passages = [index % passage_count for index in range(count)]
+    loan_passages = [(count + (index + shift) % count) % passage_count for index in range(count)]
     sentences: list[list[str]] = [[] for _ in range(options.passages)]
     for index, loan in enumerate(loans):
         sentences[location_passages[index]].append(f"{loan.location_stem} {loan.city}.")
@@ -316,19 +323,6 @@ def _passage(facts: list[str], remarks: int, draw: np.random.Generator) -> str:
     """Join facts and drawn remarks in random order."""
     sentences = [*facts, *(REMARKS[index] for index in draw.integers(len(REMARKS), size=remarks))]
     return " ".join(sentences[index] for index in draw.permutation(len(sentences)))
-
-
-def _assign_passages(
-    loans: int, options: Facts, draw: np.random.Generator
-) -> tuple[list[int], list[int]]:
-    """Return the passages of each loan's two sentences: different ones, with equal numbers of
-    sentences per passage."""
-    count = options.passages
-    # The second half of the sentences starts at passage 0 again, or half-way for an odd number per
-    # passage.
-    shift = 0 if options.sentences % 2 or 2 not in options.hops else int(draw.integers(1, count))
-    location_passages = [index % count for index in range(loans)]
-    return location_passages, [(loans + (index + shift) % loans) % count for index in range(loans)]
 
 
 def _loans(options: Facts, people: _People, draw: np.random.Generator) -> list[_Loan]:
@@ -413,17 +407,13 @@ def _jsonl_stories(path: Path) -> Iterator[Document | None]:
             yield None
             continue
         numbers = {str(index + 1): index for index in range(len(sections))}
-        questions = tuple(_fairytaleqa_question(entry, numbers) for entry in row.rows("questions"))
-        yield Document(str(row.field("doc_id")), tuple(sections), questions)
-
-
-def _fairytaleqa_question(row: JsonRow, numbers: dict[str, int]) -> Question:
-    text, sections = (str(row.field(name, Label)) for name in ("question", "section"))
-    return Question(
-        text.strip(),
-        distinct(row.list_of("answers", str)),
-        gold=_fairytaleqa_gold(sections, numbers, row.location),
-    )
+        questions = []
+        for entry in row.rows("questions"):
+            text, section = (str(entry.field(name, Label)) for name in ("question", "section"))
+            answers = distinct(entry.list_of("answers", str))
+            gold = _fairytaleqa_gold(section, numbers, entry.location)
+            questions.append(Question(text.strip(), answers, gold=gold))
+        yield Document(str(row.field("doc_id")), tuple(sections), tuple(questions))
 
 
 def _published_stories(folder: Path) -> Iterator[Document]:

@@ -578,19 +578,14 @@ def split_passages(text: str, max_words: int) -> list[str]:
     sentences."""
     passages: list[str] = []
     used = 0
-    for piece in _sentence_pieces(text, max_words):
-        count = len(piece.split())
-        if not passages or used + count > max_words:
-            passages.append("")
-            used = 0
-        passages[-1] += piece
-        used += count
-    return [passage.strip() for passage in passages]
-
-
-def _sentence_pieces(text: str, max_words: int) -> Iterator[str]:
     for sentence in SENTENCE.findall(text):
         words = WORD.findall(sentence)
-        yield from (
-            "".join(words[start : start + max_words]) for start in range(0, len(words), max_words)
-        )
+        for start in range(0, len(words), max_words):
+            piece = "".join(words[start : start + max_words])
+            count = len(piece.split())
+            if not passages or used + count > max_words:
+                passages.append("")
+                used = 0
+            passages[-1] += piece
+            used += count
+    return [passage.strip() for passage in passages]

@@ -247,8 +247,18 @@ class _Message:
     def before(self, line: int) -> dict[str, Any]:
         """Return the message as far as it was written before a line."""
         nodes = [node for node in self.nodes if node.line < line]
-        if len(nodes) not in self._sent:
-            self._sent[len(nodes)] = {"role": "assistant", "content": _blocks(nodes)}
+        if len(nodes) in self._sent:
+            return self._sent[len(nodes)]
+        blocks: list[Any] = []
+        tools: set[str] = set()
+        for block in (block for node in nodes for block in node.content or ()):
+            is_call = isinstance(block, dict) and block.get("type") == "tool_use"
+            if is_call and block.get("id") is not None:
+                if str(block["id"]) in tools:  # a call of a tool stands once
+                    continue
+                tools.add(str(block["id"]))
+            blocks.append(block)
+        self._sent[len(nodes)] = {"role": "assistant", "content": blocks}
         return self._sent[len(nodes)]
 
     def report(self, usage: Any) -> None:
@@ -400,7 +410,10 @@ class _Tree:
         if known is None:
             agent = branch[1]
             if agent is None and row.get("isSidechain"):
-                agent = f"sidechain {_root(node).line}"
+                root = node
+                while root.parent is not None:
+                    root = root.parent
+                agent = f"sidechain {root.line}"
             model = message.get("model")
             known = _Message([], branch[0], agent, model if isinstance(model, str) else None)
             self.messages[key] = known
@@ -512,30 +525,6 @@ def _total(usages: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
 
 def _named(total: tuple[int, ...]) -> str:
     return "{:,} fresh, {:,} cached, {:,} created and {:,} output tokens".format(*total)
-
-
-def _root(node: _Node) -> _Node:
-    while node.parent is not None:
-        node = node.parent
-    return node
-
-
-def _blocks(nodes: list[_Node]) -> list[Any]:
-    """Return the blocks of a message's lines; a call of a tool stands once."""
-    blocks: list[Any] = []
-    tools: set[str] = set()
-    for node in nodes:
-        for block in node.content or ():
-            if (
-                isinstance(block, dict)
-                and block.get("type") == "tool_use"
-                and block.get("id") is not None
-            ):
-                if str(block["id"]) in tools:
-                    continue
-                tools.add(str(block["id"]))
-            blocks.append(block)
-    return blocks
 
 
 def _claude_code_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:

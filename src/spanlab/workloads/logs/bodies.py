@@ -413,17 +413,16 @@ class BodyParser:
         tools = tuple(map(_without_marks, [*given, *converse_tools(body.get("toolConfig"))]))
         documents = tuple(_listed(body, "documents"))
         if body.get("messages") is not None:
-            first, (others, sizes) = (
-                self._system(body, "system"),
-                self._messages(body["messages"], "messages"),
-            )
+            first = self._system(body, "system")
+            others, sizes = self._messages(body["messages"], "messages")
         elif body.get("prompt") is not None and body.get("input") is None:
             return self._completion(body["prompt"])
         else:
-            first, (others, sizes) = (
-                self._system(body, "instructions"),
-                self._items(body["input"], "input"),
-            )
+            first, items = self._system(body, "instructions"), body["input"]
+            if isinstance(items, str):
+                others, sizes = (Message("input", "user", (items,)),), {}
+            else:
+                others, sizes = self._parsed(items, "input", self._item)
         return Prompt(first + others, tools, documents, _history(body)), sizes
 
     def _contents(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
@@ -582,12 +581,6 @@ class BodyParser:
             blocks += self._blocks(inner or "", "document")[0]
         else:
             blocks.append(opaque_block(OPAQUE_TYPES.get(kind, kind), block, self.image_tokens))
-
-    def _items(self, items: Any, key: str) -> tuple[tuple[Message, ...], dict[str, int]]:
-        """Return the messages of the items of /v1/responses."""
-        if isinstance(items, str):
-            return (Message(key, "user", (items,)),), {}
-        return self._parsed(items, key, self._item)
 
     def _item(self, item: Mapping[str, Any], path: str) -> list[Message]:
         kind = item.get("type", "message")

@@ -381,7 +381,13 @@ def _is_marks(difference: Difference) -> bool:
 def _is_reordered_json(difference: Difference) -> bool:
     """Return whether the values of JSON around the difference are equal, and their texts are
     not."""
-    for start in _starts_of_json(difference):
+    text = difference.texts[0]
+    head = max(0, difference.character - _WINDOW)
+    brackets = re.finditer(r"[\[{]", text[head : difference.character])
+    starts = [head + match.start() for match in brackets][:3]
+    first = re.search(r"^[\[{]", text[: difference.character], re.MULTILINE)
+    # the JSON may begin at each of these, the outermost first
+    for start in starts if first is None else [first.start(), *starts]:
         values = [_decoded(text, start) for text in difference.texts]
         if all(end > difference.character for _, end in values):
             return bool(_unpacked(values[0][0]) == _unpacked(values[1][0]))
@@ -398,22 +404,6 @@ def _unpacked(value: Any) -> Any:
         inner, end = _decoded(value, 0)
         return inner if end == len(value) else value
     return value
-
-
-def _starts_of_json(difference: Difference) -> list[int]:
-    """Return places where JSON around the difference may begin, the outermost first."""
-    text = difference.texts[0]
-    head = max(0, difference.character - _WINDOW)
-    brackets = [match.start() for match in re.finditer(r"[\[{]", text[head : difference.character])]
-    first = next(
-        (
-            match.start()
-            for match in re.finditer(r"^[\[{]", text[: difference.character], re.MULTILINE)
-        ),
-        None,
-    )
-    starts = [head + index for index in brackets[:3]]
-    return starts if first is None else [first, *starts]
 
 
 def _decoded(text: str, start: int, largest: int = _LARGEST_JSON) -> tuple[Any, int]:
@@ -483,9 +473,11 @@ def _documents_are_shuffled(difference: Difference) -> bool:
             )
         )
         return first == second
-    first_parts, second_parts = (
-        _paragraphs(text.removeprefix(f"{difference.role}\n")) for text in difference.texts
-    )
+    parts = []
+    for text in difference.texts:
+        paragraphs = text.removeprefix(f"{difference.role}\n").split("\n\n")
+        parts.append([_LABEL.sub("", paragraph).strip() for paragraph in paragraphs])
+    first_parts, second_parts = parts
     return (
         len(first_parts) > 1
         and first_parts != second_parts
@@ -497,11 +489,6 @@ _LABEL = re.compile(
     r"^\s*(?:#+\s*)?(?:\[\d+\]|\(?\d+[.)]|(?:document|passage|source|chunk|context)\s*#?\[?\d+\]?)\W*",
     re.IGNORECASE,
 )
-
-
-def _paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a text without their numbers."""
-    return [_LABEL.sub("", paragraph).strip() for paragraph in text.split("\n\n")]
 
 
 def _is_shuffle(first: list[str], second: list[str]) -> bool:

@@ -96,7 +96,14 @@ def graph_of_times(
             waited += _front(states[child], now, starts, ends)
         after[call] = tuple(sorted(set(waited)))
         heapq.heappush(state.running, (float(ends[call]), call))
-    return CallGraph(tuple(after), _waits(after, starts, ends), _families(after, sessions))
+    waits = [
+        max(0.0, float(starts[call]) - max(float(ends[other]) for other in waited))
+        if waited
+        else 0.0
+        for call, waited in enumerate(after)
+    ]
+    waits_ns = np.rint(np.array(waits) * 1e9).astype(np.int64)
+    return CallGraph(tuple(after), waits_ns, _families(after, sessions))
 
 
 def _overlap(sessions: NDArray[np.int32], starts: Floats, ends: Floats) -> bool:
@@ -124,16 +131,6 @@ def _front(state: _Session, now: float, starts: Floats, ends: Floats) -> Sequenc
         call for call in state.front if call == state.latest or ends[call] > starts[state.latest]
     ]
     return state.front
-
-
-def _waits(after: Sequence[tuple[int, ...]], starts: Floats, ends: Floats) -> Ints:
-    waits = [
-        max(0.0, float(starts[call]) - max(float(ends[other]) for other in waited))
-        if waited
-        else 0.0
-        for call, waited in enumerate(after)
-    ]
-    return np.rint(np.array(waits) * 1e9).astype(np.int64)
 
 
 def graph_of_names(

@@ -17,7 +17,7 @@ from spanlab.workloads.logs.agents import (
 )
 from spanlab.workloads.logs.bodies import check_block
 from spanlab.workloads.logs.log import Ids
-from spanlab.workloads.logs.observed import NOT_REPORTED, Usage
+from spanlab.workloads.logs.observed import NOT_REPORTED
 from spanlab.workloads.logs.rows import (
     BadFieldError,
     Row,
@@ -104,7 +104,14 @@ class _Rollout:
         inner = Row(payload)
         calls: list[Call] = []
         if kind == "session_meta":
-            self._begin(inner)
+            self.is_fork |= bool(self._session) or inner.get("forked_from_id") is not None
+            self._session = self._session or str(inner.label("id", "session_id") or "")
+            caller = inner.label(
+                "parent_thread_id", "source.subagent.thread_spawn.parent_thread_id"
+            )
+            self._caller = self._caller or (None if caller is None else str(caller))
+            text = inner.get("base_instructions.text", "base_instructions", "instructions")
+            self._instructions = text if isinstance(text, str) else self._instructions
         elif kind == "turn_context":
             self._model = str(inner.label("model") or self._model)
         elif kind == "response_item":
@@ -139,14 +146,6 @@ class _Rollout:
         if not isinstance(row.get("type"), str):
             return "none", {}
         return "response_item", row.fields
-
-    def _begin(self, meta: Row) -> None:
-        self.is_fork |= bool(self._session) or meta.get("forked_from_id") is not None
-        self._session = self._session or str(meta.label("id", "session_id") or "")
-        caller = meta.label("parent_thread_id", "source.subagent.thread_spawn.parent_thread_id")
-        self._caller = self._caller or (None if caller is None else str(caller))
-        text = meta.get("base_instructions.text", "base_instructions", "instructions")
-        self._instructions = text if isinstance(text, str) else self._instructions
 
     def _add_item(self, item: dict[str, Any], line: int, time: float | None) -> list[Call]:
         kind = str(item.get("type"))
@@ -197,7 +196,12 @@ class _Rollout:
             self._file.set_aside(REPEATED_COUNTS)
             return []
         call = self._open or self._call(line)
-        call.usage, call.output = _usage(last), output_of(last)
+        prompt = count_of(last, "input_tokens")
+        cached, created = (
+            count_of(last, f"{kind}_input_tokens") for kind in ("cached", "cache_write")
+        )
+        call.usage = NOT_REPORTED if np.isnan(prompt) else inclusive(prompt, cached, created)
+        call.output = output_of(last)
         call.key = (
             ("codex", repr(sorted(totals.items(), key=str))) if isinstance(totals, dict) else None
         )
@@ -249,16 +253,6 @@ def _difference(totals: Mapping[str, Any], before: Any) -> dict[str, Any]:
         if not np.isnan(now):
             counts[name] = now - then if now >= then else now
     return counts
-
-
-def _usage(counts: Mapping[str, Any]) -> Usage:
-    prompt = count_of(counts, "input_tokens")
-    if np.isnan(prompt):
-        return NOT_REPORTED
-    cached, created = (
-        count_of(counts, f"{kind}_input_tokens") for kind in ("cached", "cache_write")
-    )
-    return inclusive(prompt, cached, created)
 
 
 def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
@@ -346,7 +340,11 @@ class _Session:
         """Take a line of a file, or a session that is one object."""
         row.seconds("timestamp")
         if row.get("$rewindTo") is not None:
-            self._step_back(str(row.get("$rewindTo")))
+            name, names = str(row.get("$rewindTo")), list(self._messages)
+            gone = names[names.index(name) :] if name in self._messages else names
+            self._file.set_aside(TAKEN_BACK, len(gone))
+            for each in gone:
+                del self._messages[each]
         elif "$set" in row.fields:
             known = row.get("$set")
             if not isinstance(known, dict):
@@ -373,13 +371,6 @@ class _Session:
         self._messages = {}
         for message in messages:
             self._take(Row(message), line, is_written=is_first)
-
-    def _step_back(self, name: str) -> None:
-        names = list(self._messages)
-        gone = names[names.index(name) :] if name in self._messages else names
-        self._file.set_aside(TAKEN_BACK, len(gone))
-        for each in gone:
-            del self._messages[each]
 
     def _take(self, row: Row, line: int, *, is_written: bool) -> None:
         """Take a message; `is_written`: as one of its own, and not as part of another history."""

@@ -420,14 +420,13 @@ def ragpulse() -> LogFormat:
     """The folder of the trace, or its file 0_trace.jsonl."""
     return LogFormat(
         looks_for=f"a folder with {TRACE} and the tables of lengths, or that file",
-        recognises=lambda file: (_folder(file.path) / TRACE).is_file() and _is_trace(file.path),
+        recognises=lambda file: (
+            (_folder(file.path) / TRACE).is_file()
+            and (file.path.is_dir() or file.path.name == TRACE)
+        ),
         read=_ragpulse_read_entries,
         ids=Ids.CONTENT,
     )
-
-
-def _is_trace(path: Path) -> bool:
-    return path.is_dir() or path.name == TRACE
 
 
 def _folder(path: Path) -> Path:
@@ -624,12 +623,15 @@ def _session_entries(session: _AgentSessionsSession, file: LogFile) -> Iterator[
     clock = 0.0
     for index, row in enumerate(requests):
         try:
-            wait, time = _wait_s(row), row.duration("t")
+            milliseconds = row.duration("tool_wait_ms", scale=1e-3)
+            wait = row.duration("think_time") or milliseconds or 0.0
+            time = row.duration("t")
             time = row.seconds("timestamp") if time is None else time
             clock += wait
-            entry = _agent_sessions_entry(
-                row, _block_keys(row, session), size, session, clock if time is None else time
-            )
+            keys = block_keys(row)
+            if session.row.get("hash_id_scope") == "local":
+                keys = salt_keys(keys, session.name)
+            entry = _agent_sessions_entry(row, keys, size, session, clock if time is None else time)
             yield replace(entry, wait=wait)
             clock += row.duration("api_time", "duration") or 0.0
         except BadFieldError as error:
@@ -646,17 +648,6 @@ def _requests(row: Row) -> Iterator[Row]:
             yield from _requests(request)
         else:
             yield request
-
-
-def _wait_s(row: Row) -> float:
-    milliseconds = row.duration("tool_wait_ms", scale=1e-3)
-    return row.duration("think_time") or milliseconds or 0.0
-
-
-def _block_keys(row: Row, session: _AgentSessionsSession) -> Keys:
-    """Return the block ids; ids of local scope are distinct for each session."""
-    local = session.row.get("hash_id_scope") == "local"
-    return salt_keys(block_keys(row), session.name) if local else block_keys(row)
 
 
 def _agent_sessions_entry(

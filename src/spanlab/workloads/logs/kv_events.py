@@ -306,11 +306,13 @@ class BlockStream:
         for index, (name, keys) in enumerate(
             zip_longest(hashes, event.fields.get("extra_keys") or ())
         ):
-            texts, media = _split_keys(keys)
-            salts |= texts
+            keys = keys if isinstance(keys, (list, tuple)) else [] if keys is None else [keys]
+            # adapters and salts are texts, and others stand for media
+            media = [key for key in keys if not isinstance(key, str)]
+            salts |= {key for key in keys if isinstance(key, str)}
             has_media |= bool(media)
             content = tokens[index * size : (index + 1) * size].tobytes() if complete else name
-            chain = hash((chain, content, media))
+            chain = hash((chain, content, repr(media) if media else ""))
             blocks.append(_Block(chain, (event.identity, salts)))
         if not complete or has_media:
             return blocks, [0] * len(blocks)
@@ -326,13 +328,6 @@ class BlockStream:
                 position += 1
         contents.update(windows[::size])
         return blocks, [int(each) for each in repeated.reshape(-1, size).sum(axis=1)]
-
-
-def _split_keys(keys: Any) -> tuple[frozenset[str], str]:
-    """Return the adapters and salts among the extra keys of a block, and its media as text."""
-    keys = keys if isinstance(keys, (list, tuple)) else [] if keys is None else [keys]
-    media = [key for key in keys if not isinstance(key, str)]
-    return frozenset(key for key in keys if isinstance(key, str)), repr(media) if media else ""
 
 
 def _window_hashes(tokens: Any, size: int) -> Any:

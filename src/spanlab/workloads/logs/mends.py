@@ -254,7 +254,15 @@ def _divided(
     """Return a message with its volatile units at the end; for one of the system also without them,
     and these units."""
     moved = [unit for unit, moving in zip(_units(message), moves, strict=True) if moving]
-    stays = replace(message, blocks=_without(message, moves))
+    blocks: list[Block] = []
+    rest = iter(moves)
+    for block in message.blocks:
+        if isinstance(block, Opaque):
+            if not next(rest):
+                blocks.append(block)
+        elif text := "".join(line for line in _lines(block) if not next(rest)):
+            blocks.append(text)
+    stays = replace(message, blocks=tuple(blocks))
     reordered = replace(stays, blocks=_appended(stays.blocks, moved))
     return reordered, (stays, moved) if message.is_system else None
 
@@ -284,19 +292,6 @@ class SortedTools:
             self._sorted[name] = None if same else tuple(tool for *_, tool in ordered)
         tools = self._sorted[name]
         return prompt if tools is None else replace(prompt, tools=tools)
-
-
-def _without(message: Message, moves: Sequence[bool]) -> tuple[Block, ...]:
-    """Return the blocks of a message without the units that move."""
-    blocks: list[Block] = []
-    moving = iter(moves)
-    for block in message.blocks:
-        if isinstance(block, Opaque):
-            if not next(moving):
-                blocks.append(block)
-        elif text := "".join(line for line in _lines(block) if not next(moving)):
-            blocks.append(text)
-    return tuple(blocks)
 
 
 def _appended(blocks: tuple[Block, ...], units: Sequence[Block]) -> tuple[Block, ...]:
@@ -378,18 +373,17 @@ def days_alone(prompt: Prompt) -> Prompt:
 
     Clock times are left out. Numbers of seconds since 1970 are rounded down to a day.
     """
-    messages = [
-        _with_days(message) if message.is_system else message for message in prompt.messages
-    ]
+    messages = []
+    for message in prompt.messages:
+        if message.is_system:
+            units = (_days_of(unit) if isinstance(unit, str) else unit for unit in message.blocks)
+            blocks = tuple(units)
+            message = message if blocks == message.blocks else replace(message, blocks=blocks)
+        messages.append(message)
     text = tools_text(prompt.tools)
     if (days := _days_of(text)) != text:
         prompt = replace(prompt, tools=tuple(json.loads(days)))
     return _with_messages(prompt, messages)
-
-
-def _with_days(message: Message) -> Message:
-    blocks = tuple(_days_of(block) if isinstance(block, str) else block for block in message.blocks)
-    return message if blocks == message.blocks else replace(message, blocks=blocks)
 
 
 @lru_cache(maxsize=256)
@@ -425,9 +419,15 @@ class KeptReasoning:
         for number, message in enumerate(prompt.messages):
             if message.role == "assistant":
                 before = prompt.messages[number - 1].blocks if number else ()
-                plain = _without_reasoning(message)
-                name = hash((before, plain.blocks, as_json(dict(plain.fields))))
-                if plain is not message:
+                plain = {
+                    key: value for key, value in message.fields.items() if key not in _THOUGHTS
+                }
+                blocks = tuple(
+                    without_thoughts(block) if isinstance(block, str) else block
+                    for block in message.blocks
+                )
+                name = hash((before, blocks, as_json(plain)))
+                if blocks != message.blocks or len(plain) < len(message.fields):
                     self.known.setdefault(name, message)
                 else:
                     message = self.known.get(name, message)
@@ -436,16 +436,6 @@ class KeptReasoning:
 
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-
-
-def _without_reasoning(message: Message) -> Message:
-    """Return an answer without its reasoning; the same object if it has none."""
-    fields = {key: value for key, value in message.fields.items() if key not in _THOUGHTS}
-    blocks = tuple(
-        without_thoughts(block) if isinstance(block, str) else block for block in message.blocks
-    )
-    same = blocks == message.blocks and len(fields) == len(message.fields)
-    return message if same else replace(message, blocks=blocks, fields=fields)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,13 @@ class Prompts(Sequence[Prompt | None]):
             self._number(hash((1, orjson.dumps(prompt.documents))), prompt.documents)
         )
         self._parts.append(self._number(name_of_rest, rest))
-        self._parts.extend([self._number_of(message) for message in prompt.messages])
+        for message in prompt.messages:
+            number: int | None = message.memo.get(self._file)
+            if number is None:
+                fields = orjson.dumps(dict(message.fields)) if message.fields else b""
+                name = hash((2, message.path, message.role, message.blocks, fields))
+                number = message.memo[self._file] = self._number(name, message)
+            self._parts.append(number)
         self._starts.append(len(self._parts))
         return len(self._starts) - 2
 
@@ -106,14 +112,6 @@ class Prompts(Sequence[Prompt | None]):
             ]
         tools, documents, (history, tokens, arguments) = parts[:_APART]
         return Prompt(tuple(parts[_APART:]), tools, documents, history, tokens, arguments)
-
-    def _number_of(self, message: Message) -> int:
-        number: int | None = message.memo.get(self._file)
-        if number is None:
-            fields = orjson.dumps(dict(message.fields)) if message.fields else b""
-            name = hash((2, message.path, message.role, message.blocks, fields))
-            number = message.memo[self._file] = self._number(name, message)
-        return number
 
     def _number(self, name: int, content: Any) -> int:
         """Return the number of a part of a prompt, which is written if it is new."""

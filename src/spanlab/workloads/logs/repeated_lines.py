@@ -107,7 +107,11 @@ class RepeatedLines:
             values.append(value)
             bounds.append((offset - begin, offset - begin + len(text)))
             offset, more = _next(line, offset + len(text))
-        self._remember(name, _Behind(line[begin : begin + bounds[-1][1]], bounds, values))
+        behind = _Behind(line[begin : begin + bounds[-1][1]], bounds, values)
+        self._latest[name] = behind
+        self._in_memory += len(behind.text)
+        while len(self._latest) > _CONVERSATIONS or self._in_memory > _BYTES_IN_MEMORY:
+            self._in_memory -= len(self._latest.popitem(last=False)[1].text)
         return [first[1], *values], offset
 
     def _parsed(self, line: bytes, offset: int) -> tuple[bytes, Any]:
@@ -115,12 +119,6 @@ class RepeatedLines:
         text = _message_at(line, offset)
         self._alone += len(text)
         return text, orjson.loads(text)
-
-    def _remember(self, name: bytes, behind: _Behind) -> None:
-        self._latest[name] = behind
-        self._in_memory += len(behind.text)
-        while len(self._latest) > _CONVERSATIONS or self._in_memory > _BYTES_IN_MEMORY:
-            self._in_memory -= len(self._latest.popitem(last=False)[1].text)
 
 
 class _Behind(NamedTuple):

@@ -267,7 +267,10 @@ def openai_answers() -> LogFormat:
 def _answer_of(row: Row) -> dict[str, Any] | None:
     """Return the answer in a line; None if there is none."""
     for value in (row.fields, row.get("response.body"), row.get("response")):
-        if isinstance(value, dict) and (value.get("object") in _OBJECTS or _is_of_gemini(value)):
+        if not isinstance(value, dict):
+            continue
+        counts_of_gemini = value.get("usageMetadata", value.get("usage_metadata"))
+        if value.get("object") in _OBJECTS or isinstance(counts_of_gemini, dict):
             return value
     # a proxy keeps model, time and counts of a call without its prompt
     fields = row.fields
@@ -276,10 +279,6 @@ def _answer_of(row: Row) -> dict[str, Any] | None:
         return fields
     message = row.get("result.message")
     return message if isinstance(message, dict) and message.get("type") == "message" else None
-
-
-def _is_of_gemini(answer: dict[str, Any]) -> bool:
-    return isinstance(answer.get("usageMetadata", answer.get("usage_metadata")), dict)
 
 
 def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:

@@ -279,9 +279,13 @@ def _call_of(
         started = row.seconds("extra.started", "extra.start_time")
     except BadFieldError as error:
         raise BadFieldError(f"{path}timestamp", "a number or a date") from error
+    content = cleaned.get("content")
+    text = content if isinstance(content, str) else "" if content is None else as_json(content)
+    if cleaned.get("tool_calls"):
+        text += as_json(cleaned["tool_calls"])
     return _Call(
         {"messages": list(before)},
-        _text_of(cleaned),
+        text,
         end if started is None else started,
         np.nan if end is None else end,
         wait,
@@ -354,12 +358,6 @@ def _cleaned(message: dict[str, Any]) -> dict[str, Any]:
             *(content if isinstance(content, list) else [content] if content else []),
         ]
     return cleaned
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else as_json(content)
-    return text + (as_json(message["tool_calls"]) if message.get("tool_calls") else "")
 
 
 # ------------------------------------------------------------------------------
