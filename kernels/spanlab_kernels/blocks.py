@@ -216,7 +216,12 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Te
     """
     width = cos.shape[-1]
     rotated, target = x[..., :width].float(), out[..., :width]
-    partner = _partners(rotated, interleaved)  # a copy, so `out` may be `x`
+    # the two channels of every pair exchanged, in a copy, so `out` may be `x`
+    partner = (
+        rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        if interleaved
+        else rotated.roll(width // 2, -1)
+    )
     if out is not x and width < x.shape[-1]:
         out[..., width:] = x[..., width:]
     if out.dtype == torch.float32:
@@ -224,13 +229,6 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Te
     else:
         target.copy_((rotated * cos).addcmul_(partner, sin))
     return out
-
-
-def _partners(x: Tensor, interleaved: bool) -> Tensor:
-    """Channels with the two of every pair exchanged."""
-    if interleaved:
-        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return x.roll(x.shape[-1] // 2, -1)
 
 
 # ------------------------------------------------------------------------------

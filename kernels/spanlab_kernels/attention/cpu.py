@@ -301,7 +301,13 @@ def attend_rows(
         torch.cat([tensor.transpose(1, 2) for tensor in tensors], 1)[0]
         for tensors in zip(*results, strict=True)
     )
-    out, lse = _merge_outputs(*(tensor.unflatten(0, (-1, heads)) for tensor in merged), plan)
+    out, lse = (tensor.unflatten(0, (-1, heads)) for tensor in merged)
+    # of several calls into those of each target
+    each = lse[plan.joined]
+    if plan.missing is not None:
+        each = each.masked_fill(plan.missing, -torch.inf)
+    weights = torch.softmax(each, 1)[..., None]
+    out, lse = (out[plan.joined] * weights).sum(1), each.logsumexp(1)
     return out.transpose(1, 2).flatten(1, 2), lse.transpose(1, 2).flatten(1, 2)
 
 
@@ -317,15 +323,6 @@ def _sources(
         else:
             keys = key_pool.index_select(0, slot)
         yield keys, value_pool.index_select(0, slot), runs
-
-
-def _merge_outputs(out: Tensor, lse: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
-    """Merge outputs [E, heads, kv_heads, D] and log-sum-exps of calls into those of targets."""
-    each = lse[plan.joined]
-    if plan.missing is not None:
-        each = each.masked_fill(plan.missing, -torch.inf)
-    weights = torch.softmax(each, 1)[..., None]
-    return (out[plan.joined] * weights).sum(1), each.logsumexp(1)
 
 
 # -- the plan --------------------------------------------------------------------------------------

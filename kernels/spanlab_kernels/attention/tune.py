@@ -104,18 +104,17 @@ def _time(call: Callable[[], object], size: Blocks) -> float:
     launcher.blocks = lambda *_: size
     try:
         call()
-        return statistics.median(_once(call) for _ in range(ROUNDS))
+        times = []
+        for _ in range(ROUNDS):
+            started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            started.record()
+            call()
+            ended.record()
+            ended.synchronize()
+            times.append(float(started.elapsed_time(ended)))
+        return statistics.median(times)
     finally:
         launcher.blocks = original
-
-
-def _once(call: Callable[[], object]) -> float:
-    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    started.record()
-    call()
-    ended.record()
-    ended.synchronize()
-    return float(started.elapsed_time(ended))
 
 
 def main() -> None:

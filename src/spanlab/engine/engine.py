@@ -174,31 +174,20 @@ def pad_rows(tails: TailRows, slot: int, page: int) -> TailRows:
     """Decode rows and spans, padded to the next power of two; padding rows have token 0 and use one
     slot and page."""
     more = _next_power(len(tails.slots)) - len(tails.slots)
-    spans, none = len(tails.independent) + more, np.zeros(more, np.int64)
-    groups = _with_spans(
-        joined([tails.groups, _padding_rows(more, page)]), _next_power(spans) - spans
-    )
-    padding = np.zeros(len(groups.of_span.index) - len(tails.independent), bool)
+    ones, none = np.ones(more, np.int64), np.zeros(more, np.int64)
+    # each padding row reads only the key that it writes
+    rows = GroupArrays(ones, ones, none, none, Spans(none, ones, none, none + page, none))
+    groups = joined([tails.groups, rows])
+    spans = len(tails.independent) + more
+    unread = np.zeros(_next_power(spans) - spans, np.int64)
+    of_span = Spans(*(np.concatenate([values, unread]) for values in groups.of_span))
+    padding = np.zeros(len(of_span.index) - len(tails.independent), bool)
     return TailRows(
         np.concatenate([tails.ids, none]),
         np.concatenate([tails.rotations, none]),
         np.concatenate([tails.slots, np.full(more, slot)]),
-        groups,
+        groups._replace(of_span=of_span),
         np.concatenate([tails.independent, padding]),
-    )
-
-
-def _padding_rows(count: int, page: int) -> GroupArrays:
-    """Padding groups of one row, which reads only the key that it writes."""
-    ones, none = np.ones(count, np.int64), np.zeros(count, np.int64)
-    return GroupArrays(ones, ones, none, none, Spans(none, ones, none, none + page, none))
-
-
-def _with_spans(groups: GroupArrays, more: int) -> GroupArrays:
-    """Append empty spans that no group reads."""
-    none = np.zeros(more, np.int64)
-    return groups._replace(
-        of_span=Spans(*(np.concatenate([values, none]) for values in groups.of_span))
     )
 
 

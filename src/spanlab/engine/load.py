@@ -223,7 +223,14 @@ def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
     name, device = settings.name or spec.name, resolve_device(settings.device)
     config, dtype = read_config(settings, name), getattr(torch, dtype_of(spec))
     require_exact(name, check_support(config))
-    _check_sizes(spec, config, dtype, settings.path or name)
+    # policies and timing models use the sizes in `spec`
+    sizes = asdict(replace(spec_of(spec.name, config, dtype), name=spec.name))
+    for key, value in asdict(spec).items():
+        if sizes[key] != value:
+            raise ValueError(
+                f"model.{key}={value}: {settings.path or name} has {sizes[key]}; "
+                "expected the sizes of the model that the engine runs"
+            )
     if settings.weights == "random":
         return random_model(name, config, dtype=dtype, device=device, seed=settings.seed)
     model = load_pretrained(settings, name, config, dtype)
@@ -284,16 +291,6 @@ def named_config(name: str) -> PreTrainedConfig:
             f"engine.name={name}: its model_type is {kind}; expected one of transformers"
         )
     return AutoConfig.for_model(kind, **keys).get_text_config(decoder=True)
-
-
-def _check_sizes(spec: ModelSpec, config: PreTrainedConfig, dtype: torch.dtype, name: str) -> None:
-    """Raise if the model differs from the sizes that policies and timing models use."""
-    sizes = asdict(replace(spec_of(spec.name, config, dtype), name=spec.name))
-    for key, value in asdict(spec).items():
-        if sizes[key] != value:
-            raise ValueError(
-                f"model.{key}={value}: {name} has {sizes[key]}; expected the sizes of the model that the engine runs"
-            )
 
 
 def _source(settings: EngineSettings, name: str) -> str:
@@ -449,26 +446,22 @@ def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
     Answers, and tokens stored beside spans, count for every request, because which requests share
     them is unknown before the run.
     """
-    tree, answers = PrefixTree(policy.store.tree.block_size), 0
+    page = policy.store.tree.block_size
+    tree, answers = PrefixTree(page), 0
     roots: dict[object, Node] = {}
     for request in requests:
         cache_spans = policy.layout(request)
         answers += policy.extra_stored_tokens(request)
-        answers += _answer_tokens(request, cache_spans[-1], tree.block_size)
+        last = cache_spans[-1]
+        # an answer extends the full pages of the last cache span, without its last, uncomputed
+        # token
+        answered = last.stop - last.start + request.output_len - 1
+        answers += answered // page * page - _full_page_tokens(last, page)
         for cache_span in cache_spans:
             if cache_span.storable:
                 root = roots.setdefault(policy.index.key(request, cache_span), tree.new_root())
-                tree.extend(
-                    root, cache_span.tokens, _full_page_tokens(cache_span, tree.block_size), 0
-                )
+                tree.extend(root, cache_span.tokens, _full_page_tokens(cache_span, page), 0)
     return tree.num_tokens + answers
-
-
-def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
-    """Tokens by which an answer extends the full pages of the last cache span, without its last,
-    uncomputed token."""
-    length = last.stop - last.start
-    return (length + request.output_len - 1) // page * page - _full_page_tokens(last, page)
 
 
 def _full_page_tokens(cache_span: CacheSpan, page: int) -> int:

@@ -69,7 +69,12 @@ def affine_scan(
     query, key = (
         tensor.repeat_interleave(heads // tensor.shape[2], dim=2) for tensor in (query, key)
     )
-    first = options.pop("initial_state", None) or _no_tokens(key, heads, width)
+    first = options.pop("initial_state", None)
+    if first is None:  # the map of no tokens, A = I and B = 0
+        count, key_dim = len(key), key.shape[-1]
+        identity = torch.eye(key_dim, device=key.device).expand(count, heads, -1, -1)
+        empty = identity.new_zeros(count, heads, key_dim, width)
+        first = AffineMap(identity, empty, identity.new_ones(count, heads))
     value = torch.nn.functional.pad(value, (0, first.transition.shape[-1]))
     options |= {
         "initial_state": torch.cat([first.state, first.transition], dim=-1),
@@ -79,14 +84,6 @@ def affine_scan(
     assert final is not None, "a scan with output_final_state returns a final state"
     final, decay = final.float(), first.decay * g.float().sum(1).exp()
     return outputs[..., :width], AffineMap(final[..., width:], final[..., :width], decay)
-
-
-def _no_tokens(key: Tensor, heads: int, width: int) -> AffineMap:
-    """The map of no tokens, A = I and B = 0, for every span of a batch."""
-    count, key_dim = len(key), key.shape[-1]
-    identity = torch.eye(key_dim, device=key.device).expand(count, heads, -1, -1)
-    empty = identity.new_zeros(count, heads, key_dim, width)
-    return AffineMap(identity, empty, identity.new_ones(count, heads))
 
 
 class Transition(Protocol):

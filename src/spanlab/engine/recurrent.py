@@ -511,11 +511,13 @@ def _round(
         if group.scans:
             shapes = tuple(tensor.shape for tensor in group.scans[0].memory(pool, 0))
             by_shape.setdefault(shapes, []).append(group.scans)
-    return _Round(changes, [_Batch(scans, plan(_segments(scans))) for scans in by_shape.values()])
-
-
-def _segments(sequences: Iterable[Sequence[Scan]]) -> list[Segment]:
-    return [Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences]
+    batches = []
+    for sequences in by_shape.values():
+        segments = [
+            Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences
+        ]
+        batches.append(_Batch(sequences, plan(segments)))
+    return _Round(changes, batches)
 
 
 def _windows(pool: StatePool, actions: Iterable[Action]) -> Windows:

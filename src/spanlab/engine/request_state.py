@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.core.plan import TreeAllocation
 from spanlab.core.repair import Repair
 from spanlab.core.step import ScheduledSequence
-from spanlab.core.tree import CacheSpan, Node
+from spanlab.core.tree import CacheSpan
 from spanlab.engine.model import AttentionContext
 from spanlab.engine.pages import NodePages, PageIds, PageList, bases, carried_rotation
 from spanlab.engine.states import RunningState
@@ -216,19 +216,17 @@ class RequestState:
         """Pass pages of newly stored repairs to the tree, or read the pages that another request
         stored first."""
         for index in self.allocation.links.keys() - self._linked:
+            copy = self.spans[index].copy
             for node in self.allocation.links[index].path():
-                self._adopt_link(self.spans[index].copy, node)
+                first, last = node.start // self.page_size, node.depth // self.page_size
+                private = copy.ids[first:last].copy()
+                self._private = [pages[~np.isin(pages, private)] for pages in self._private]
+                if node in self._nodes:
+                    copy.replace(first, self._nodes[node])
+                    self._pool.free(private)
+                else:
+                    self._nodes[node] = private
             self._linked.add(index)
-
-    def _adopt_link(self, copy: PageList, node: Node) -> None:
-        first, last = node.start // self.page_size, node.depth // self.page_size
-        private = copy.ids[first:last].copy()
-        self._private = [pages[~np.isin(pages, private)] for pages in self._private]
-        if node in self._nodes:
-            copy.replace(first, self._nodes[node])
-            self._pool.free(private)
-        else:
-            self._nodes[node] = private
 
     def _replace(self, span_pages: SpanPages, first: int, pages: PageIds) -> None:
         """Replace private pages by pages that another request stored, also in partial copies, and

@@ -247,7 +247,10 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> Chunks:
     size = per_head(inverse_norm(query) * query.shape[-1] ** -0.5, groups)
     scores = per_head(query @ key.mT, groups).mul(pairs.mul_(size))
     query, key, factor = per_head(query, groups), per_head(key, groups), decay.exp()
-    solved = _inverse(system) * beta[..., None, :]
+    # unit lower triangular: other entries are not read
+    identity = torch.eye(width, device=system.device).expand_as(system)
+    inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+    solved = inverse * beta[..., None, :]
     last = decay[..., -1:]
     return Chunks(
         solved @ value,
@@ -257,16 +260,6 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> Chunks:
         (key * (last - decay).exp()[..., None]).mT,
         last.exp()[..., None],
     )
-
-
-def _inverse(system: Tensor) -> Tensor:
-    """The inverse of unit lower triangular matrices [..., width, width]; other entries are not
-    read."""
-    identity = torch.eye(system.shape[-1], device=system.device).expand_as(system)
-    inverse: Tensor = torch.linalg.solve_triangular(
-        system, identity, upper=False, unitriangular=True
-    )
-    return inverse
 
 
 def _gather(rows: Tensor, indices: Tensor, width: int) -> Tensor:

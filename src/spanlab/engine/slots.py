@@ -68,9 +68,15 @@ class SlotPool:
     def allocate(self, *, cleared: bool = True) -> int:
         """Allocate a slot at position 0; without `cleared` its contents are undefined and must be
         overwritten."""
-        return self._activate(
-            self._free.pop() if self._free else self._add(self._new_tensors()), cleared=cleared
-        )
+        if self._free:
+            slot = self._free.pop()
+        else:
+            tensors = {
+                name: torch.empty((self.layers, *spec.shape), dtype=spec.dtype, device=self.device)
+                for name, spec in self.specs.items()
+            }
+            slot = self._add(tensors)
+        return self._activate(slot, cleared=cleared)
 
     def clear(self, layer: Layers, slot: int) -> None:
         """Zero a slot, or one layer of it."""
@@ -101,12 +107,6 @@ class SlotPool:
             self.clear(ALL, slot)
         self._positions[slot] = 0
         return slot
-
-    def _new_tensors(self) -> dict[str, Tensor]:
-        return {
-            name: torch.empty((self.layers, *spec.shape), dtype=spec.dtype, device=self.device)
-            for name, spec in self.specs.items()
-        }
 
     def _add(self, tensors: dict[str, Tensor]) -> int:
         self._slots.append(tensors)

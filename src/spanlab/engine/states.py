@@ -369,7 +369,12 @@ class RunningState:
                 return []
             actions = self._advance(cache_span)
             self._computed_map = cache_span
-            return _from_last_load([*actions, self._begin(plan)])
+            assert self._maps is not None, "spans of hybrid models have maps"
+            if self._working is None:
+                self._working = self._maps.maps.working.allocate(cleared=False)
+            source = None if plan.resume_state is None else self._maps[plan.resume_state]
+            begin = BeginSpan(self._maps.maps, self._working, plan.resume, source)
+            return _from_last_load([*actions, begin])
         if self._entered == cache_span:
             return []
         actions = self._advance(cache_span)
@@ -414,13 +419,6 @@ class RunningState:
         return LoadState(
             self._slot, self._states[plan.resume_state], plan.cache_span.start + plan.resume
         )
-
-    def _begin(self, plan: CacheSpanPlan) -> Action:
-        assert self._maps is not None, "spans of hybrid models have maps"
-        if self._working is None:
-            self._working = self._maps.maps.working.allocate(cleared=False)
-        source = None if plan.resume_state is None else self._maps[plan.resume_state]
-        return BeginSpan(self._maps.maps, self._working, plan.resume, source)
 
     # -- rows --------------------------------------------------------------------------------------
 
