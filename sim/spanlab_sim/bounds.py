@@ -42,12 +42,9 @@ class Bound:
 
     def seconds(self, steps: Iterable[StepFeatures]) -> float:
         """Return the bound of steps that run one after another."""
-        return sum(self._timing.step(_needed(step)) for step in steps) * 1e-9
-
-
-def _needed(step: StepFeatures) -> StepFeatures:
-    """Return the step without the work that depends on the kernel that reads its keys."""
-    return step._replace(span_reads=0, turned_keys=0, num_forwards=1)
+        # without the work that depends on the kernel that reads the keys
+        needed = [step._replace(span_reads=0, turned_keys=0, num_forwards=1) for step in steps]
+        return sum(map(self._timing.step, needed)) * 1e-9
 
 
 # ------------------------------------------------------------------------------
@@ -118,23 +115,21 @@ class PrefillTime:
         return self._steps(start, stop)
 
     def _compute(self, start: int, stop: int) -> tuple[int, ...]:
-        chunks = [
-            (first, min(first + self._chunk, stop)) for first in range(start, stop, self._chunk)
-        ]
-        return tuple([self._timing.step(self._features(*chunk, stop)) for chunk in chunks])
-
-    def _features(self, start: int, stop: int, end: int) -> StepFeatures:
-        scans = -(-(stop - start) // self._rules.grid) if self._rules.needs_states else 0
-        return StepFeatures(
-            prefill_tokens=stop - start,
-            prefill_pairs=causal_pairs(start, stop),
-            num_prefills=1,
-            num_first_tokens=int(stop == end),
-            prefill_context=start,
-            num_forwards=1,
-            scan_runs=int(self._rules.needs_states),
-            scan_chunks=scans,
-        )
+        needs_states, durations = self._rules.needs_states, []
+        for first in range(start, stop, self._chunk):
+            last = min(first + self._chunk, stop)
+            work = StepFeatures(
+                prefill_tokens=last - first,
+                prefill_pairs=causal_pairs(first, last),
+                num_prefills=1,
+                num_first_tokens=int(last == stop),
+                prefill_context=first,
+                num_forwards=1,
+                scan_runs=int(needs_states),
+                scan_chunks=-(-(last - first) // self._rules.grid) if needs_states else 0,
+            )
+            durations.append(self._timing.step(work))
+        return tuple(durations)
 
 
 def break_even_tokens(ready_ns: Callable[[int], int], steps: PrefillTime, unit: int) -> int | None:

@@ -113,17 +113,17 @@ class DemandMeter:
             StepFeatures(*self._work).prefill_tokens + self._decodes
         ) / rules.max_num_batched_tokens
         steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
-        return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0
-
-    def _average(self, steps: float) -> StepFeatures:
+        if not steps:
+            return 0.0
         work, prefills = StepFeatures(*self._work)._asdict(), max(1, self._prefill_steps)
-        return StepFeatures(
+        average = StepFeatures(
             **{name: round(work[name] / steps) for name in _ADDED},
             **{name: round(work[name] / prefills) for name in _PER_STEP},
             num_prefills=round(self._requests / steps),
             num_decodes=round(self._decodes / steps),
             decode_context=round(self._decode_context / steps),
         )
+        return steps * self.timing.step(average) * 1e-9
 
 
 # ------------------------------------------------------------------------------

@@ -226,7 +226,11 @@ class RooflineTiming:
         tokens, pairs = features.shallow_token_layers, features.shallow_pair_layers
         flops = (self._linear_flops * tokens + self._pair_flops * pairs) // self._layers
         flops += self._projection_flops * features.projected_tokens
-        copies_spans = self._copies_spans_once(features)
+        # to their final positions, in prefills of mean length
+        copies_spans = bool(features.turned_keys or features.span_reads) and (
+            features.prefill_tokens * self._group
+            >= ROTATE_ONCE_ENTRIES * max(1, features.num_prefills)
+        )
         in_kernel = (0, 0) if copies_spans else (features.prefill_pairs, features.prefill_tokens)
         flops += self._rotation_flops(features, *in_kernel)
         flops += (
@@ -240,14 +244,6 @@ class RooflineTiming:
             repeated_weights
             + self._map_bytes * features.composed_maps
             + 2 * self._kv_bytes * copied,
-        )
-
-    def _copies_spans_once(self, features: StepFeatures) -> bool:
-        """Whether the kernel copies spans to their final positions, in prefills of mean length."""
-        if not (features.turned_keys or features.span_reads):
-            return False
-        return features.prefill_tokens * self._group >= ROTATE_ONCE_ENTRIES * max(
-            1, features.num_prefills
         )
 
     def _rotation_flops(

@@ -595,7 +595,11 @@ def _missing(plan: ReusePlan, index: int) -> PrefillRange:
 
 def _with_repair(plan: ReusePlan, computed: list[PrefillRange], in_turn: bool) -> list[Work]:
     spans = plan.spans
-    begins = _begins(spans) if in_turn else [spans[0].start]
+    begins = [spans[0].start]
+    if in_turn:
+        # at most one span of each pass has tokens to compute alone
+        missing = [span.start for span in spans if span.start + span.stored < span.stop]
+        begins += missing[1:]
     work: list[Work] = [prefill for prefill in computed if prefill.start < begins[0]]
     first = 0
     for begin, end in pairwise((*begins, spans[-1].stop)):
@@ -604,12 +608,6 @@ def _with_repair(plan: ReusePlan, computed: list[PrefillRange], in_turn: bool) -
         work += [*(prefill for prefill in inside if prefill.unseen), replace(repair, first=first)]
         first += repair.repaired_rows(plan, begin, end)[1]
     return [*work, *(prefill for prefill in computed if prefill.start >= spans[-1].stop)]
-
-
-def _begins(spans: list[ReusedSpan]) -> list[int]:
-    """Return where passes begin, so that at most one span of each has tokens to compute alone."""
-    missing = [span.start for span in spans if span.start + span.stored < span.stop]
-    return [spans[0].start, *missing[1:]]
 
 
 def _repair(plan: ReusePlan, begin: int, end: int, computed: list[PrefillRange]) -> RepairPass:

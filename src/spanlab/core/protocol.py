@@ -277,19 +277,15 @@ def by_cache(request: Request, policy: Policy, now: int) -> list[int]:
     passages = passage_indices(request)
 
     def ranks(placed: list[int], remaining: list[int]) -> list[int]:
-        candidates = [
-            with_passages(request, _next_first(candidate, placed, remaining))
-            for candidate in remaining
-        ]
+        candidates = []
+        for passage in remaining:
+            behind = [other for other in remaining if other != passage]
+            candidates.append(with_passages(request, [*placed, passage, *behind]))
         before = passages[len(placed)]
         start = sum(len(span.ids) for span in candidates[0].spans[:before])
         return [stored_beginning(policy.match(candidate, now)) - start for candidate in candidates]
 
     return greedy(range(len(passages)), ranks)
-
-
-def _next_first(passage: int, placed: list[int], remaining: list[int]) -> list[int]:
-    return [*placed, passage, *(other for other in remaining if other != passage)]
 
 
 def stored_beginning(plan: ReusePlan) -> int:

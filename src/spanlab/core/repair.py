@@ -466,23 +466,18 @@ class SpanSettings:
             )
         if self.maps is not None:
             self.maps.check(f"{arm}.maps")
-            self._check_maps(arm)
-
-    def _check_maps(self, arm: str) -> None:
-        """Raise ValueError for settings that do not work with maps.
-
-        A map is of a span computed alone, read where it is stored; recomputed rows come before the
-        rows of the map.
-        """
-        required = {"provenance": "isolated", "sharing": "canonical"}
-        for key, value in required.items():
-            if getattr(self, key) != value:
-                raise ValueError(
-                    f"{arm}.{key}={getattr(self, key)} with {arm}.maps: expected {value}"
+            # a map is of a span computed alone, read where it is stored
+            for key, value in {"provenance": "isolated", "sharing": "canonical"}.items():
+                if getattr(self, key) != value:
+                    raise ValueError(
+                        f"{arm}.{key}={getattr(self, key)} with {arm}.maps: expected {value}"
+                    )
+            # recomputed rows come before the rows of the map
+            if self.repair.kind not in ("none", "first"):
+                reason = (
+                    f"with {arm}.maps, which are of what follows a repair: expected none or first"
                 )
-        if self.repair.kind not in ("none", "first"):
-            reason = f"with {arm}.maps, which are of what follows a repair: expected none or first"
-            raise ValueError(f"{arm}.repair.kind={self.repair.kind} {reason}")
+                raise ValueError(f"{arm}.repair.kind={self.repair.kind} {reason}")
 
     def _check_pages(self, arm: str) -> None:
         """Raise ValueError for contradictory keys and positions, and for writes to shared pages.

@@ -260,12 +260,11 @@ class Progress:
         if every and stop > prompt:
             first = max(start, prompt) // every * every + every
             positions += [
-                position for position in range(first, stop + 1, every) if self._in_output(position)
+                position
+                for position in range(first, stop + 1, every)
+                if self.stays(position) or (self.newest and position % self.newest == 0)
             ]
         return positions
-
-    def _in_output(self, position: int) -> bool:
-        return self.stays(position) or bool(self.newest and position % self.newest == 0)
 
     def stays(self, position: int) -> bool:
         """Whether a state in the output stays stored when later ones are captured."""

@@ -608,7 +608,17 @@ def _map_counts(
     for chunk in step.chunks:
         spans = of_span(chunk)
         captured += len(chunk.captures) * (rules.map_bytes if spans else state_bytes)
-        rows += chunk.tokens * spans * maps.transitions + _behind_repair(chunk, rules) * spans
+        rows += chunk.tokens * spans * maps.transitions
+        if spans and rules.repair.kind != "none":
+            # B of the whole span is computed along its rows behind the repaired ones: d_v columns,
+            # counted as d_k
+            span = next(
+                each.cache_span
+                for each in _plan(chunk.sequence).cache_spans
+                if chunk.start < each.cache_span.stop
+            )
+            behind = max(chunk.start, span.start + rules.repair.tokens)
+            rows += max(0, chunk.stop - behind) * spans
         composed += spans and chunk.stop == _plan(chunk.sequence).cache_span_at(chunk.stop).stop
     plans = [_plan(sequence) for sequence in step.loads]
     return {
@@ -617,19 +627,6 @@ def _map_counts(
         "composed_maps": composed + sum([plan.composed for plan in plans]),
         "map_tokens": rows,
     }
-
-
-def _behind_repair(chunk: ScheduledChunk, rules: ReuseRules) -> int:
-    """Return the rows of a span behind the tokens that a repair recomputes.
-
-    B of the whole span is computed along there: d_v columns, counted as d_k.
-    """
-    if rules.repair.kind == "none":
-        return 0
-    span = next(
-        span for span in _plan(chunk.sequence).cache_spans if chunk.start < span.cache_span.stop
-    )
-    return max(0, chunk.stop - max(chunk.start, span.cache_span.start + rules.repair.tokens))
 
 
 def _with_conversion(counts: StepFeatures, state_bytes: int, form: StateFormat) -> StepFeatures:
@@ -665,8 +662,14 @@ def _span_counts(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> di
     forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
     runs = keys = probes = 0
     for chunk in step.chunks:
-        probes += rules.repair.probes and isinstance(chunk.work, RepairPass)
-        runs += _num_runs(chunk)
+        # the cache spans that its rows read, their own included
+        cache_spans = [span.cache_span for span in _plan(chunk.sequence).cache_spans]
+        if isinstance(chunk.work, RepairPass):
+            probes += rules.repair.probes
+            runs += sum(cache_span.start < chunk.stop for cache_span in cache_spans)
+        else:
+            row_span = cache_spans[chunk.work.cache_span]
+            runs += 1 + sum(cache_span.stop <= row_span.context for cache_span in cache_spans)
         keys += chunk.stop - chunk.work.unseen
     for sequence in step.decodes:
         runs += len(_plan(sequence).cache_spans)
@@ -677,12 +680,3 @@ def _span_counts(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> di
         "span_reads": runs - groups if reads.restarts else 0,
         "turned_keys": keys if reads.rotates else 0,
     }
-
-
-def _num_runs(chunk: ScheduledChunk) -> int:
-    """Return the number of cache spans that a chunk's rows read, their own included."""
-    cache_spans = [span.cache_span for span in _plan(chunk.sequence).cache_spans]
-    if isinstance(chunk.work, RepairPass):
-        return sum(cache_span.start < chunk.stop for cache_span in cache_spans)
-    row_span = cache_spans[chunk.work.cache_span]
-    return 1 + sum(cache_span.stop <= row_span.context for cache_span in cache_spans)

@@ -548,15 +548,19 @@ class Tiers:
         for link in self.links:
             for transfer in link.advance(now):
                 if transfer in self._writes:
-                    self._complete_write(*self._writes.pop(transfer), now)
+                    number, keys = self._writes.pop(transfer)
+                    self.tiers[number].complete_writes(keys)
+                    below = number + 1
+                    if below < len(self.tiers) and self.tiers[below].rules.write == "through":
+                        self._write(below, keys, now)
                 else:
-                    self._complete_read(*self._reads.pop(transfer), transfer)
-
-    def _complete_write(self, number: int, keys: list[Key], now: int) -> None:
-        self.tiers[number].complete_writes(keys)
-        below = number + 1
-        if below < len(self.tiers) and self.tiers[below].rules.write == "through":
-            self._write(below, keys, now)
+                    number, load = self._reads.pop(transfer)
+                    # the end of a prompt is evicted first
+                    self.tiers[number].unpin(reversed(load.keys[number]))
+                    load.pending -= 1
+                    load.ended_at = max(load.ended_at, transfer.ends_at)
+                    if not load.pending:
+                        self._ended.append(load)
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -596,14 +600,6 @@ class Tiers:
         """Whether a step can follow a load from these tiers layer by layer, which each of them must
         allow."""
         return all(self.tiers[number].rules.load == "layerwise" for number in numbers)
-
-    def _complete_read(self, number: int, load: Load, transfer: Transfer) -> None:
-        # the end of a prompt is evicted first
-        self.tiers[number].unpin(reversed(load.keys[number]))
-        load.pending -= 1
-        load.ended_at = max(load.ended_at, transfer.ends_at)
-        if not load.pending:
-            self._ended.append(load)
 
     def ended(self) -> list[Load]:
         """Return the loads that have ended and were not returned before."""

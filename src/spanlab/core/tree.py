@@ -338,22 +338,19 @@ def unlocked_tokens(paths: Sequence[tuple[Node, int]]) -> int:
     Paths may overlap, as where a prompt contains one document twice; shared tokens count once.
     """
     if len(paths) == 1:
-        return _unlocked_on(*paths[0])
+        node, depth = paths[0]
+        tokens = 0
+        while node.parent is not None:
+            if node.locks == 0 and node.start < depth:
+                tokens += min(node.depth, depth) - node.start
+            node = node.parent
+        return tokens
     reach: dict[Node, int] = {}
     for end, depth in paths:
         for node in end.path():
             if node.locks == 0 and node.start < depth:
                 reach[node] = max(reach.get(node, 0), min(node.depth, depth))
     return sum(stop - node.start for node, stop in reach.items())
-
-
-def _unlocked_on(node: Node, depth: int) -> int:
-    tokens = 0
-    while node.parent is not None:
-        if node.locks == 0 and node.start < depth:
-            tokens += min(node.depth, depth) - node.start
-        node = node.parent
-    return tokens
 
 
 class Watcher(Protocol):

@@ -355,7 +355,11 @@ def best_prices(packing: Packing) -> Floats:
     largest = max(float(np.abs(gains).max()), 1e-300)
     capacity = (packing.capacity / scale).ravel()
     ends = sparse.hstack([_ends(packing), sparse.coo_matrix((rows, used))])
-    flow = sparse.hstack([_flow(packing, scale), _carry_over(packing)])
+    # memory in use in the previous slot less this one, (resources · slots, resources · slots)
+    slots = packing.slots
+    block = sparse.diags([-np.ones(slots), np.ones(slots - 1)], [0, -1], shape=(slots, slots))
+    carried = sparse.block_diag([block] * len(packing.capacity))
+    flow = sparse.hstack([_flow(packing, scale), carried])
     solved = linprog(
         np.concatenate([-gains / largest, np.zeros(used)]),
         A_ub=ends.tocsr(),
@@ -422,16 +426,6 @@ def _changes(packing: Packing, columns: Ints, amounts: Floats, ranges: Ints) -> 
         np.concatenate([columns[begins], columns[ends]]),
     )
     return sparse.coo_matrix((values, indices), shape=(packing.slots, 2 * len(packing.path)))
-
-
-def _carry_over(packing: Packing) -> Any:
-    """Return the matrix of memory in use in the previous slot less this one, (resources · slots,
-    resources · slots)."""
-    from scipy import sparse
-
-    slots = packing.slots
-    block = sparse.diags([-np.ones(slots), np.ones(slots - 1)], [0, -1], shape=(slots, slots))
-    return sparse.block_diag([block] * len(packing.capacity))
 
 
 # ------------------------------------------------------------------------------

@@ -632,7 +632,10 @@ class BlockPolicy:
             return True
         if self._grows_only and not drafts:
             return self._grow(allocation, start, stop)
-        num_computed = self._num_computed(allocation, start)
+        num_computed = start
+        # tokens of the previous step are not certainly computed while that step still runs
+        if self.blocks.ahead and allocation.begun < start and allocation.step >= self._step - 1:
+            num_computed = allocation.begun
         if self.blocks.inner_states:
             length = allocation.work[-1].stop
             # states of all chunks are kept, but for a retention of 0
@@ -682,17 +685,6 @@ class BlockPolicy:
         allocation.room = room if room < unpublished else unpublished
         return True
 
-    def _num_computed(self, allocation: BlockAllocation, start: int) -> int:
-        """Return the tokens of a request that are certainly computed when its step from `start` is
-        planned.
-
-        The tokens of the previous step are not, while that step still runs.
-        """
-        if not self.blocks.ahead:
-            return start
-        is_running = allocation.begun < start and allocation.step >= self._step - 1
-        return allocation.begun if is_running else start
-
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
         """Publish the full blocks of the first `stop` tokens; `known` tokens exist, None: those and
         the prompt's."""
@@ -710,7 +702,12 @@ class BlockPolicy:
             return
         chain = matcher.chain(plan.request)
         digests, source = chain.digests_to(stop), chain.source(stop + self.blocks.lookahead)
-        boundaries = NO_BOUNDARIES if self._full_only else self._boundaries(plan)
+        boundaries = NO_BOUNDARIES
+        if not self._full_only:
+            positions = self.blocks.resumed_at(plan.prompt)
+            positions = (*positions, plan.junction) if plan.junction else positions
+            full = plan.prompt // matcher.unit * matcher.unit if self._keys_tails else 0
+            boundaries = Boundaries(positions, self.blocks.retention, full)
         for group, table in zip(self._groups, allocation.tables, strict=True):
             # by several modules
             rewritten = isinstance(group, AttentionBlocks) or len(self._groups) == 1
@@ -743,13 +740,6 @@ class BlockPolicy:
         if group is self._states[0]:
             allocation.captures = [(index + 1) * group.size for index in stored]
             allocation.captured += len(stored)
-
-    def _boundaries(self, plan: BlockPlan) -> Boundaries:
-        positions, unit = self.blocks.resumed_at(plan.prompt), self._matcher.unit
-        positions = (*positions, plan.junction) if plan.junction else positions
-        return Boundaries(
-            positions, self.blocks.retention, plan.prompt // unit * unit if self._keys_tails else 0
-        )
 
     def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Append step by step, so that blocks are published and states freed as if each step were

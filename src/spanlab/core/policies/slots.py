@@ -275,7 +275,11 @@ class SlotPolicy(WholeSequences):
         allocation = SequenceAllocation(plan, (PrefillRange(0, plan.resume, length),), plan.resume)
         slot.allocation, self._slot_of[allocation] = allocation, slot
         if self.host.tokens and self.slot_rules.idle_to_host:
-            self._copy_idle()
+            for idle in self.slots:
+                if idle.allocation is None:
+                    self.host.sequences = self.host.with_copy(idle.sequence)
+                    if self.slot_rules.unified:
+                        self._set(idle, NOTHING, 0)
         granted = self.append(allocation, plan.resume, length, drafts)
         assert granted, "idle slots can always be cleared"
         return allocation
@@ -294,13 +298,6 @@ class SlotPolicy(WholeSequences):
             sequence for sequence in self.host.sequences if sequence is not loaded
         ]
         self._set(slot, loaded, 0)
-
-    def _copy_idle(self) -> None:
-        for slot in self.slots:
-            if slot.allocation is None:
-                self.host.sequences = self.host.with_copy(slot.sequence)
-                if self.slot_rules.unified:
-                    self._set(slot, NOTHING, 0)
 
     def _set(self, slot: Slot, sequence: Sequence, same: int) -> None:
         """Replace the sequence of an idle slot, of whose tokens `same` stay."""

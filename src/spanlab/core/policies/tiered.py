@@ -282,8 +282,9 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         if not self._policy.fits(plan, generated, drafts):
             return None
         absent, loads = self._absent(plan), self._joined_loads(plan)
-        keys = _keys(_blocks_of(plan))
-        resident = _resident_blocks(plan, absent) if absent else []
+        blocks, stand_ins = _blocks_of(plan), set(absent)
+        keys = _keys(blocks)
+        resident = [block for block in blocks if block not in stand_ins] if absent else []
         note = self._note(plan.request)
         note.declined += plan.declined
         self._pool.use(single_blocks(resident))  # so that the load cannot evict them
@@ -366,12 +367,6 @@ class TieredPolicy(OverTiers[BlockPolicy]):
 def _keys(blocks: Sequence[Run]) -> list[BlockKey]:
     """Return the keys of the published blocks."""
     return [block.key for block in blocks if block.key is not None]
-
-
-def _resident_blocks(plan: BlockPlan, absent: list[Run]) -> list[Run]:
-    """Return the blocks of a plan that are in the pool."""
-    stand_ins = set(absent)
-    return [block for block in _blocks_of(plan) if block not in stand_ins]
 
 
 def _blocks_of(plan: BlockPlan) -> list[Run]:

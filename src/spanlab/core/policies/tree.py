@@ -444,7 +444,7 @@ class TreePolicy:
             if span_plan.resume_state is not None:
                 store.touch_state(span_plan.resume_state)
         granted = store.reserve(kv, state_bytes)
-        assert granted, "`fits_beside` has counted these bytes"
+        assert granted, "`fits_with_locks` has counted these bytes"
         if not generated:
             for span_plan in plan.cache_spans:
                 if span_plan.losses.kv_evicted:
@@ -485,18 +485,14 @@ class TreePolicy:
         if start.parent is None:
             start = self.index.insertion_root(request, span_plan.cache_span)
         if self.rules.cache.touch == "resume" and self.rules.needs_states:
-            store.cut(start, tokens, self._matched_blocks(span_plan))
+            # in whole blocks, without the last token of the cache span
+            block_size = store.tree.block_size
+            span = span_plan.cache_span
+            matched = min(span_plan.matched, span.stop - span.start - 1)
+            store.cut(start, tokens, matched // block_size * block_size)
         node = store.cut(start, tokens, length)
         store.lock(node)
         return node
-
-    def _matched_blocks(self, span_plan: CacheSpanPlan) -> int:
-        """Return the matched tokens in whole blocks, without the last token of the cache span."""
-        block_size, length = (
-            self.store.tree.block_size,
-            span_plan.cache_span.stop - span_plan.cache_span.start,
-        )
-        return min(span_plan.matched, length - 1) // block_size * block_size
 
     def _plan_captures(self, plan: ReusePlan, now: int) -> list[int]:
         """Return the positions of states that this prefill stores: on the grid, computed here, as
@@ -614,7 +610,13 @@ class TreePolicy:
                 and allocation.captures
                 and allocation.captures[0] <= stop
             ):
-                self._insert_states(allocation, cache_span, stop, span.tokens)
+                # a replay has captured states on a path whose KV is stored already
+                node = allocation.nodes[cache_span]
+                positions = self._states.take_captures(allocation, span, stop)
+                self.store.insert(
+                    node, span.tokens, node.depth, positions, self._captures.bytes_in(span)
+                )
+                self._states.after_insert(allocation, node)
         self.ledger.computed(self._key(allocation, cache_span), span.tokens, length)
         if complete:
             self._states.release_reserved(allocation)
@@ -645,19 +647,6 @@ class TreePolicy:
         allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
         self._states.after_insert(allocation, node)
         self.ledger.stored(self._key(allocation, cache_span), tokens, stop)
-
-    def _insert_states(
-        self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString
-    ) -> None:
-        """Store states up to `stop` that a replay has captured on a path whose KV is stored
-        already."""
-        span, node = (
-            allocation.plan.cache_spans[cache_span].cache_span,
-            allocation.nodes[cache_span],
-        )
-        positions = self._states.take_captures(allocation, span, stop)
-        self.store.insert(node, tokens, node.depth, positions, self._captures.bytes_in(span))
-        self._states.after_insert(allocation, node)
 
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
         return self.index.key(

@@ -260,22 +260,22 @@ class KeptRepairsPolicy(TreePolicy):
         """Store the computed tokens of a cache span, and the repairs once the prompt is
         complete."""
         super().insert(allocation, computed, now, cache_span)
-        if computed >= allocation.plan.prompt:
-            for index, link in self._links(allocation.plan).items():
-                if index not in allocation.links:
-                    self._store_link(allocation, index, link)
-
-    def _store_link(self, allocation: TreeAllocation, index: int, link: CacheSpan) -> None:
-        """Store repaired first blocks, in the bytes that the request has reserved for them."""
-        store, length = self.store, len(link.tokens)
-        root = self.index.insertion_root(allocation.plan.request, link)
-        if not store.reserve_entry(root, link.tokens, length):
+        if computed < allocation.plan.prompt:
             return
-        store.unreserve(length * store.token_bytes, 0)
-        allocation.kv_bytes -= length * store.token_bytes
-        node = store.insert(root, link.tokens, length, (), 0)
-        store.lock(node)
-        allocation.links[index] = node
+        store = self.store
+        for index, link in self._links(allocation.plan).items():
+            if index in allocation.links:
+                continue
+            # repaired first blocks, in the bytes that the request has reserved for them
+            length = len(link.tokens)
+            root = self.index.insertion_root(allocation.plan.request, link)
+            if not store.reserve_entry(root, link.tokens, length):
+                continue
+            store.unreserve(length * store.token_bytes, 0)
+            allocation.kv_bytes -= length * store.token_bytes
+            node = store.insert(root, link.tokens, length, (), 0)
+            store.lock(node)
+            allocation.links[index] = node
 
 
 # ------------------------------------------------------------------------------
