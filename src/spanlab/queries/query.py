@@ -418,20 +418,17 @@ class _Parser:
         name = self._take(token)
         for kind in GROUP_KINDS:
             if name.text == kind:
-                return Group(kind, self._children(token, depth + 1))
+                children = []
+                while self._peek(token).text != ")":
+                    children.append(self._node(depth + 1))
+                self.next += 1
+                return Group(kind, tuple(children))
         for role in ROLES:
             if name.text == role:
                 return Message(role, self._only_string(role, token))
         return self._raise_error(
             f"{_shorten(name)} as the kind of a node; expected {EXPECTED_KINDS}", name
         )
-
-    def _children(self, opened: _Token, depth: int) -> tuple[Query, ...]:
-        children = []
-        while self._peek(opened).text != ")":
-            children.append(self._node(depth))
-        self.next += 1
-        return tuple(children)
 
     def _only_string(self, role: str, opened: _Token) -> str:
         token = self._take(opened)

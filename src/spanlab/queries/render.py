@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, product
@@ -541,27 +541,20 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
 
 def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> Encoded:
     """Token ids of a span, with their character ranges in the complete text."""
+    # contents that spell special tokens are tokenised separately, as plain characters
+    ranges, position = [], span.start
+    for start, stop in layout.contents[slice(*span.messages)]:
+        content = layout.text[start:stop]
+        if any(special in content for special in tokenizer.special_texts):
+            ranges += [(position, start, False), (start, stop, True)]
+            position = stop
+    ranges.append((position, span.stop, False))
     tokens, characters = [np.empty(0, np.int32)], []
-    for start, stop, literal in _split_contents(span, layout, tokenizer.special_texts):
+    for start, stop, literal in ranges:
         encoded = tokenizer.encode_with_offsets(layout.text[start:stop], literal=literal)
         tokens.append(encoded.tokens)
         characters += [(start + first, start + last) for first, last in encoded.characters]
     return Encoded(np.concatenate(tokens), characters)
-
-
-def _split_contents(
-    span: TextSpan, layout: Layout, special_texts: Sequence[str]
-) -> Iterator[tuple[int, int, bool]]:
-    """Ranges of a span to tokenise separately: the complete span, or split at contents that spell
-    special tokens."""
-    position = span.start
-    for start, stop in layout.contents[slice(*span.messages)]:
-        content = layout.text[start:stop]
-        if any(special in content for special in special_texts):
-            yield position, start, False
-            yield start, stop, True
-            position = stop
-    yield position, span.stop, False
 
 
 def _retokenisation_delta(text: str, encoded: Sequence[Encoded], tokenizer: ChatTokenizer) -> int:

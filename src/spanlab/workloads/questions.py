@@ -290,10 +290,12 @@ def make_workload(
         labels["gold_position"] = tuple(positions)
         stated = [item.stated for item in retrieved if item.stated is not None]
         labels["gold_tokens"] = tuple(len(writer.passage(text).tokens) for text in stated)
+    lengths = [request.num_tokens for request in requests]
     detail = [
         _question_detail(task, retrieved, how),
         *_retrieval_detail(retrieved),
-        *_prompt_detail(requests),
+        f"prompts of {np.median(lengths):.0f} tokens (median), at most {max(lengths)}",
+        f"{overlap(requests):.0%} of the passages' tokens stood in an earlier prompt",
         f"{writer.name} tokenizer",
     ]
     return Workload(task.name, requests, Provenance(task.kind, ", ".join(detail)), labels)
@@ -343,13 +345,6 @@ def _question_detail(task: Task, retrieved: Sequence[RetrievedPassages], how: st
     counts = sorted({len(item.passages) for item in retrieved})
     passages = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
     return f"{len(retrieved)} questions about {documents} {task.nouns}{left_out}, {passages} passages each {how}"
-
-
-def _prompt_detail(requests: Sequence[Request]) -> tuple[str, str]:
-    """Return prompt lengths and the overlap of passages, which determine reuse."""
-    lengths = [request.num_tokens for request in requests]
-    length = f"prompts of {np.median(lengths):.0f} tokens (median), at most {max(lengths)}"
-    return length, f"{overlap(requests):.0%} of the passages' tokens stood in an earlier prompt"
 
 
 def _retrieval_detail(retrieved: Sequence[RetrievedPassages]) -> list[str]:

@@ -135,14 +135,14 @@ def local_passages(
     """
     rows = read_jsonl(path, KEY, QUALITY_EXPECTED)
     documents = []
-    for document in articles(
-        rows
-    ):  # with open questions: a query to a search engine has no options
-        documents.append(
-            Document(
-                document.body, tuple(_open_question(question) for question in document.questions)
-            )
-        )
+    for document in articles(rows):
+        # open questions, because a query to a search engine has no options
+        questions = []
+        for question in document.questions:
+            options = enumerate(question.options)
+            answers = [text for i, text in options if option_line(i, text) in question.answers]
+            questions.append(Question(question.text, answers=tuple(answers)))
+        documents.append(Document(document.body, tuple(questions)))
     check_not_empty(NAME, documents)
     tokenizer_file = find_tokenizer(tokenizer)
     key = cache_key(NAME, documents, RAG, tokenizer_file.sha256)
@@ -188,15 +188,6 @@ def encode_passages(
         np.array([reusable for _, reusable in flags], dtype=bool),
         tuple(rows),
     )
-
-
-def _open_question(question: Question) -> Question:
-    answers = (
-        option
-        for i, option in enumerate(question.options)
-        if option_line(i, option) in question.answers
-    )
-    return Question(question.text, answers=tuple(answers))
 
 
 def _first_answer(question: Question) -> str:

@@ -103,20 +103,15 @@ def articles(rows: Iterable[JsonRow]) -> list[Document]:
 def _quality_question(row: JsonRow) -> Question:
     text = row.field("question", str).strip()
     options = tuple(option.strip() for option in row.list_of("options", str))
-    return Question(text, options, _gold(row, options))
-
-
-def _gold(row: JsonRow, options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the gold option's line; empty if the file has no labels, as in the test split."""
     labels = {name: row[name] for name in ("gold_label", "gold_index") if row.get(name) is not None}
     for name in labels:
         row.field(name, int)
-    if not labels:
-        return ()
+    if not labels:  # as in the test split
+        return Question(text, options)
     index = labels["gold_label"] - 1 if "gold_label" in labels else labels["gold_index"]
     if not 0 <= index < len(options):
         raise row.error(f"the gold option number {index} of {len(options)}")
-    return (option_line(index, options[index]),)
+    return Question(text, options, (option_line(index, options[index]),))
 
 
 # ------------------------------------------------------------------------------

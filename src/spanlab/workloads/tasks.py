@@ -308,7 +308,11 @@ def _collection(
         sentences[location_passages[index]].append(f"{loan.location_stem} {loan.city}.")
         if 2 in options.hops:
             sentences[loan_passages[index]].append(loan.loan_sentence)
-    passages = tuple(_passage(facts, options.remarks, draw) for facts in sentences)
+    passages = []
+    for facts in sentences:
+        numbers = draw.integers(len(REMARKS), size=options.remarks)
+        texts = [*facts, *(REMARKS[index] for index in numbers)]
+        passages.append(" ".join(texts[index] for index in draw.permutation(len(texts))))
     questions = [
         question
         for index, loan in enumerate(loans)
@@ -316,13 +320,7 @@ def _collection(
             loan, (location_passages[index], loan_passages[index]), options
         )
     ]
-    return Document(f"collection {number}", passages, tuple(questions))
-
-
-def _passage(facts: list[str], remarks: int, draw: np.random.Generator) -> str:
-    """Join facts and drawn remarks in random order."""
-    sentences = [*facts, *(REMARKS[index] for index in draw.integers(len(REMARKS), size=remarks))]
-    return " ".join(sentences[index] for index in draw.permutation(len(sentences)))
+    return Document(f"collection {number}", tuple(passages), tuple(questions))
 
 
 def _loans(options: Facts, people: _People, draw: np.random.Generator) -> list[_Loan]:

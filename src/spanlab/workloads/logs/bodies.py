@@ -483,27 +483,21 @@ class BodyParser:
                 id(element) if self.repeats else hash(marshal.dumps(element, _BY_VALUE)),
             )
             parsed = memo.get(name)
-            if parsed is None:
-                parsed = self._remembered(name, element, parse)
-            else:
+            if parsed is not None:
                 memo.move_to_end(name)
+            else:
+                length, places = _size(element), self.unread.places.total()
+                parsed = _Parsed(
+                    element if self.repeats else None, parse(element, f"{key}[{index}]"), length
+                )
+                if self.unread.places.total() == places:  # else each time is counted
+                    memo[name] = parsed
+                    self._bytes_in_memory += length
+                    while self._bytes_in_memory > _MEMO_BYTES:
+                        self._bytes_in_memory -= memo.popitem(last=False)[1].size
             messages += parsed.messages
             size += parsed.size
         return tuple(messages), {key: size}
-
-    def _remembered(
-        self, name: tuple[str, int, int], element: Any, parse: Callable[[Any, str], list[Message]]
-    ) -> _Parsed:
-        size, places = _size(element), self.unread.places.total()
-        parsed = _Parsed(
-            element if self.repeats else None, parse(element, f"{name[0]}[{name[1]}]"), size
-        )
-        if self.unread.places.total() == places:  # else each time is counted
-            self._memo[name] = parsed
-            self._bytes_in_memory += size
-            while self._bytes_in_memory > _MEMO_BYTES:
-                self._bytes_in_memory -= self._memo.popitem(last=False)[1].size
-        return parsed
 
     def _message(self, message: Mapping[str, Any], path: str) -> list[Message]:
         """Return a message, and one more for each result of a tool in it."""

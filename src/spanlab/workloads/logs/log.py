@@ -59,7 +59,9 @@ def hash_pieces(tokens: NDArray[np.integer], size: int) -> tuple[Keys, Ints]:
             axis=1, dtype=np.uint64
         )
     )
-    chained = np.cumsum(piece_hashes * _powers(count), dtype=np.uint64)
+    # their number is rounded up to a power of two, so that few arrays are cached
+    powers = _powers_of(1 << max(6, (count - 1).bit_length()))[:count]
+    chained = np.cumsum(piece_hashes * powers, dtype=np.uint64)
     return _mix_bits(chained).view(np.int64), block_lengths(len(tokens), size)
 
 
@@ -97,12 +99,6 @@ def _multipliers(size: int) -> NDArray[np.uint64]:
         else np.random.default_rng(1).integers(0, 1 << 63, size, dtype=np.uint64) * np.uint64(2)
         + np.uint64(1)
     )
-
-
-def _powers(count: int) -> NDArray[np.uint64]:
-    """Return `count` powers of an odd number; counts round up to powers of two, so that few arrays
-    are cached."""
-    return _powers_of(1 << max(6, (count - 1).bit_length()))[:count]
 
 
 @lru_cache(maxsize=32)

@@ -268,29 +268,15 @@ class LogFile:
         """Return the notes of the formats, and what was set aside or left out."""
         aside = (f"not counted: {number:,} {what}" for what, number in self._aside.items())
         remarks = (f"{number:,} {what}" for what, number in self._remarks.items())
-        return (
-            *dict.fromkeys(self.notes),
-            *remarks,
-            *aside,
-            *self.unread.notes(),
-            *self._bad_lines_by_file(),
-        )
-
-    def _bad_lines_by_file(self) -> tuple[str, ...]:
-        """Return the note about bad lines of the files of a folder, those with most of them
-        first."""
-        if not self._bad_files:
-            return ()
-        named = [
-            f"{name} ({number:,})" for name, number in self._bad_files.most_common(_NAMED_FILES)
-        ]
-        rest = self._bad_files.total() - sum(
-            number for _, number in self._bad_files.most_common(_NAMED_FILES)
-        )
-        others = (
-            f" and {len(self._bad_files) - len(named):,} other files ({rest:,})" if rest else ""
-        )
-        return (f"bad lines by file: {', '.join(named)}{others}",)
+        bad_lines = []
+        if self._bad_files:
+            named = self._bad_files.most_common(_NAMED_FILES)
+            names = ", ".join(f"{name} ({number:,})" for name, number in named)
+            rest = self._bad_files.total() - sum(number for _, number in named)
+            others = len(self._bad_files) - len(named)
+            behind = f" and {others:,} other files ({rest:,})" if rest else ""
+            bad_lines.append(f"bad lines by file: {names}{behind}")
+        return (*dict.fromkeys(self.notes), *remarks, *aside, *self.unread.notes(), *bad_lines)
 
 
 @dataclass(frozen=True)
