@@ -406,15 +406,12 @@ def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
     runs = _Runs(
         row[read_index], key_shift[read_index], slot, position[read_index] + first, stop - first
     )
-    return runs if form == "KR" else _merge_adjacent(runs)  # only KR uses the position of each key
-
-
-def _merge_adjacent(runs: _Runs) -> _Runs:
-    """Merge runs that are consecutive in the pool and that a row reads at one angle."""
+    if form == "KR":  # only KR uses the position of each key
+        return runs
+    # merge runs that are consecutive in the pool and that a row reads at one angle
     again = (runs.row[1:] == runs.row[:-1]) & (runs.key_shift[1:] == runs.key_shift[:-1])
-    first = np.flatnonzero(
-        np.append(True, ~again | (runs.slot[1:] != (runs.slot + runs.length)[:-1]))
-    )
+    again &= runs.slot[1:] == (runs.slot + runs.length)[:-1]
+    first = np.flatnonzero(np.append(True, ~again))
     return runs.where(first)._replace(length=np.add.reduceat(runs.length, first))
 
 

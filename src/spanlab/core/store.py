@@ -138,7 +138,11 @@ class Room:
     def reserve_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
         """Evict entries for the one, if any, that storing `[0, stop)` adds; False where none is
         evictable."""
-        if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
+        if self.budget.entries >= UNLIMITED:
+            return True
+        node, length = self.tree.match(start, tokens.cut(0, stop))
+        extends_leaf = length == node.depth and not node.children and node.parent is not None
+        if length >= stop or extends_leaf:
             return True
         while self.entries >= self.budget.entries:
             leaf = self._leaves.lowest()
@@ -148,11 +152,6 @@ class Room:
             while node.parent is not None and not node.children and not node.locks:
                 node = self._drop(node)
         return True
-
-    def _adds_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
-        node, length = self.tree.match(start, tokens.cut(0, stop))
-        extends_leaf = length == node.depth and not node.children and node.parent is not None
-        return length < stop and not extends_leaf
 
     # -- eviction ----------------------------------------------------------------------------------
 
@@ -165,10 +164,20 @@ class Room:
             kv_over, state_over = kv_used > budget.kv_bytes, state_used > budget.state_bytes
             if not (kv_over or state_over or kv_used + state_used > budget.total_bytes):
                 return
-            over = (
-                kv_used - budget.kv_bytes if kv_over else kv_used + state_used - budget.total_bytes
-            )
-            self._evict_one(kv_over, state_over, over)
+            # from the exceeded budget; where only the common one is, the entry with the lower rank
+            leaf = None if state_over and not kv_over else self._leaves.lowest()
+            latest = None if kv_over else self._states.lowest()
+            assert leaf or latest, "space was promised, and nothing is evictable"
+            if latest is None or (leaf is not None and leaf[0] <= latest[0]):
+                assert leaf
+                over = (
+                    kv_used - budget.kv_bytes
+                    if kv_over
+                    else kv_used + state_used - budget.total_bytes
+                )
+                self._drop(self._end_of(leaf[1], -(-over // max(1, token_bytes))))
+            else:
+                self._evict_state(latest[1])
 
     def evict(self, tokens: int, states: int) -> None:
         """Evict leaves for `tokens` tokens, then states for `states` states, as far as entries are
@@ -189,21 +198,6 @@ class Room:
         for state in states:
             assert not state.locks, "a state in use is not removed"
             self._drop_state(state)
-
-    def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
-        """Evict from the exceeded budget; where only the common one is, the entry with the lower
-        rank.
-
-        `over`  bytes of KV to evict, if KV is evicted
-        """
-        leaf = None if state_over and not kv_over else self._leaves.lowest()
-        state = None if kv_over else self._states.lowest()
-        assert leaf or state, "space was promised, and nothing is evictable"
-        if state is None or (leaf is not None and leaf[0] <= state[0]):
-            assert leaf
-            self._drop(self._end_of(leaf[1], -(-over // max(1, self.token_bytes))))
-        else:
-            self._evict_state(state[1])
 
     def _end_of(self, leaf: Node, tokens: int) -> Node:
         """Return the part of a leaf to evict for `tokens` tokens: all of it, or its last blocks.

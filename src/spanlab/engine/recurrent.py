@@ -483,7 +483,12 @@ class Recurrence(LayeredRows):
 def _scan_groups(actions: Iterable[Action]) -> Iterator[_ScanGroup]:
     group = _ScanGroup([], [])
     for action in actions:
-        if group.scans and not _continues(group.scans[-1], action):
+        before = group.scans[-1] if group.scans else None
+        # a scan of the rows behind those of the last one, in the same slot, goes on with it
+        if before is not None and not (
+            isinstance(action, type(before))
+            and (action.slot, action.start) == (before.slot, before.stop)
+        ):
             yield group
             group = _ScanGroup([], [])
         if isinstance(action, Scan):
@@ -491,14 +496,6 @@ def _scan_groups(actions: Iterable[Action]) -> Iterator[_ScanGroup]:
         else:
             group.changes.append(action)
     yield group
-
-
-def _continues(before: Scan, action: Action) -> bool:
-    """Whether an action scans the rows after those of a scan, in the same slot."""
-    return isinstance(action, type(before)) and (action.slot, action.start) == (
-        before.slot,
-        before.stop,
-    )
 
 
 def _round(

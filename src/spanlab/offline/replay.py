@@ -397,7 +397,15 @@ class _Cache:
 
     def use(self, path: list[int], prefill: PrefillInfo) -> None:
         """Use and store a prompt, from its end to its start, with its states."""
-        states = self._captures(prefill)
+        states: list[int] = []
+        if self.rules.placer is not None:
+            # on the grid, and computed by this prefill
+            unit, placer = self.rules.unit, self.rules.placer
+            placer.observe(prefill)
+            floored = {position // unit * unit for position in placer.place(prefill)}
+            states = sorted(
+                position for position in floored if prefill.resume < position <= prefill.prompt
+            )
         self._reduced.difference_update(path)
         stop = max(prefill.resume, *states, 0) if self.rules.to_state else prefill.prompt
         for node in reversed(path):
@@ -442,18 +450,6 @@ class _Cache:
             if within and positions[within - 1] > above:
                 return positions[within - 1]
         return min(above, limit)
-
-    def _captures(self, prefill: PrefillInfo) -> list[int]:
-        """Return the positions of the states that a prefill stores: on the grid, and computed by
-        it."""
-        if self.rules.placer is None:
-            return []
-        unit, placer = self.rules.unit, self.rules.placer
-        placer.observe(prefill)
-        floored = {position // unit * unit for position in placer.place(prefill)}
-        return sorted(
-            position for position in floored if prefill.resume < position <= prefill.prompt
-        )
 
     def _use_states(self, node: int, states: list[int], refresh_from: int) -> None:
         """Refresh a node's states at or after a position, and store new ones."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +24,7 @@ from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tiers import Key, Load, LoadNote, Tiers, overlapped
-from spanlab.core.tree import Node, State
+from spanlab.core.tree import State
 from spanlab.records import NS, Record, RunRow
 
 # ------------------------------------------------------------------------------
@@ -427,12 +427,15 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         None without one."""
         span_plan = plan.cache_spans[0]
         limit = min(span_plan.matched, plan.prompt - (not self.rules.last_token))
-        for node, position in _evicted_states(span_plan.match_node, span_plan.resume, limit):
-            if (
-                self.tiers.holder(self._names.of_position(node, position), len(self.tiers))
-                is not None
-            ):
-                return position
+        for node in span_plan.match_node.path():
+            if node.depth <= span_plan.resume:
+                return None
+            for position in reversed(node.lost[: bisect_right(node.lost, limit)]):
+                if position <= span_plan.resume:
+                    continue
+                name = self._names.of_position(node, position)
+                if self.tiers.holder(name, len(self.tiers)) is not None:
+                    return position
         return None
 
     def _key(self, plan: ReusePlan) -> bytes:
@@ -498,17 +501,6 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
 
     def next_arrival(self) -> int | None:
         return min([self.tiers.load_ends_at(load) for load in self._waiting], default=None)
-
-
-def _evicted_states(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:
-    """Yield positions of a path in (above, limit] whose state was evicted, with their nodes;
-    deepest first."""
-    for path_node in node.path():
-        if path_node.depth <= above:
-            return
-        for position in reversed(path_node.lost[: bisect_right(path_node.lost, limit)]):
-            if position > above:
-                yield path_node, position
 
 
 def _resumed_at(plan: ReusePlan, position: int) -> ReusePlan:

@@ -272,13 +272,14 @@ def excess_states(end: Node, limit: int) -> list[State]:
     excess = len(states) - limit
     if excess <= 0:
         return []
-    return [state for state in states[:-1] if not _is_protected(state)][:excess]
-
-
-def _is_protected(state: State) -> bool:
-    node = state.node
-    assert node is not None, "a state of the tree has a node"
-    return state.locks > 0 or (state.position == node.depth and len(node.children) != 1)
+    dropped = []
+    for state in states[:-1]:
+        node = state.node
+        assert node is not None, "a state of the tree has a node"
+        is_end = state.position == node.depth and len(node.children) != 1
+        if not (state.locks or is_end):
+            dropped.append(state)
+    return dropped[:excess]
 
 
 # ------------------------------------------------------------------------------
