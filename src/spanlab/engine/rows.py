@@ -568,8 +568,12 @@ class Copier:
             *(tensor.split(_TOGETHER) for tensor in tensors), strict=True
         ):
             self._pool.copy(source, target)
-            if self._key_layout.rotates_copies:
-                self._rotate(target, shift)
+            if not self._key_layout.rotates_copies:
+                continue
+            for layer in range(self._pool.shape.layers):
+                keys = gather(self._pool.keys(layer), target)
+                rotate(keys, shift, self._table, interleaved=self._interleaved, out=keys)
+                scatter(self._pool.keys(layer), target, keys)
 
     def _copy_span(self, request_state: RequestState, index: int) -> Move:
         """Copy a span and rotate it to its position in the prompt."""
@@ -580,12 +584,6 @@ class Copier:
         shift = positions - self._rotated[source]
         self.note(target, positions)
         return Move(source, target, shift)
-
-    def _rotate(self, slots: Tensor, shift: Tensor) -> None:
-        for layer in range(self._pool.shape.layers):
-            keys = gather(self._pool.keys(layer), slots)
-            rotate(keys, shift, self._table, interleaved=self._interleaved, out=keys)
-            scatter(self._pool.keys(layer), slots, keys)
 
 
 # ------------------------------------------------------------------------------

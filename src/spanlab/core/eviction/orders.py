@@ -132,19 +132,15 @@ class Future:
         ends = []
         for index, request in enumerate(requests):
             for cache_span in layout(request):
-                if cache_span.storable:
-                    ends.append(
-                        (index, self._store(root_name(request, cache_span), cache_span.tokens))
-                    )
+                if not cache_span.storable:
+                    continue
+                name, tokens = root_name(request, cache_span), cache_span.tokens
+                start = self._roots.setdefault(name, self._tree.new_root())
+                end = self._tree.extend(start, tokens, len(tokens) // block_size * block_size, 0)
+                ends.append((index, end))
         for index, end in reversed(ends):
             for node in end.path():
                 self._users.setdefault(node, []).append(index)
-
-    def _store(self, root: bytes, tokens: TokenString) -> Node:
-        start = self._roots.setdefault(root, self._tree.new_root())
-        return self._tree.extend(
-            start, tokens, len(tokens) // self._block_size * self._block_size, 0
-        )
 
     def admitted(self, request: Request) -> None:
         """Remove an admitted request from the future."""

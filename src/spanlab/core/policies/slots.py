@@ -10,7 +10,6 @@ host memory, which is outside the store's budget; moving them takes no time here
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -204,7 +203,8 @@ class SlotPolicy(WholeSequences):
         if self.slot_rules.chunk and sequence.cache_salt == wanted.cache_salt:
             matched = shifted(_ids(sequence), _ids(wanted), matched, self.slot_rules.chunk)
         resume = min(matched, length - 1)
-        present = max([stored.common(wanted) for stored in self._sequences()], default=0)
+        stored = [*(each.sequence for each in self.slots), *self.host.sequences]
+        present = max([each.common(wanted) for each in stored], default=0)
         seen = max(self.ledger.lookup(salt, request.string)[0], present, matched)
         usable = min(seen, length - 1)
         reusable = Match(length, seen, usable, usable, matched, resume, resume, resume, 1)
@@ -245,10 +245,6 @@ class SlotPolicy(WholeSequences):
         return (
             self.store.tokens if self.slot_rules.unified else self.store.tokens // len(self.slots)
         )
-
-    def _sequences(self) -> Iterator[Sequence]:
-        yield from (slot.sequence for slot in self.slots)
-        yield from self.host.sequences
 
     # -- running -----------------------------------------------------------------------------------
 
