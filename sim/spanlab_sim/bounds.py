@@ -43,7 +43,7 @@ class Bound:
     def seconds(self, steps: Iterable[StepFeatures]) -> float:
         """Return the bound of steps that run one after another."""
         # without the work that depends on the kernel that reads the keys
-        needed = [step._replace(span_reads=0, turned_keys=0, num_forwards=1) for step in steps]
+        needed = (step._replace(span_reads=0, turned_keys=0, num_forwards=1) for step in steps)
         return sum(map(self._timing.step, needed)) * 1e-9
 
 
