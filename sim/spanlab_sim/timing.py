@@ -190,9 +190,8 @@ class RooflineTiming:
         )
         slower = (earlier * (decodes * self._kv_bytes) + moved) * self._ns_per_byte
         longest_ns = ((k - 1) * more_flops + flops) * self._ns_per_flop
-        if (
-            longest_ns >= moved * self._ns_per_byte
-        ):  # else all steps wait for memory, as most decodes do
+        # else all steps wait for memory, as most decodes do
+        if longest_ns >= moved * self._ns_per_byte:
             np.maximum(slower, (earlier * more_flops + flops) * self._ns_per_flop, out=slower)
         slower += self._host(features)
         durations: Nanoseconds = slower.astype(np.int64)

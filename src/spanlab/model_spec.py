@@ -345,9 +345,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for key, value in ((size.name, getattr(self, size.name)) for size in fields(self)):
-            if (
-                isinstance(value, (int, float)) and value < 0
-            ):  # sizes of layers that the model lacks, too
+            # sizes of layers that the model lacks, too
+            if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"model.{key} is {value}, expected 0 or more.")
         one_of("model.recurrence", self.recurrence, RECURRENCES)
         keys = _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ())

@@ -454,9 +454,8 @@ def schedule(
         if scheduler.idle and not waiting:  # all that remained was aborted
             break
         step = scheduler.schedule(now)
-        if (
-            step is None and scheduler.idle and not waiting
-        ):  # all that remained ended with drafts of the step before
+        # all that remained ended with drafts of the step before
+        if step is None and scheduler.idle and not waiting:
             break
         decisions.add({} if step is None else _tokens(step))
         if step is None:

@@ -389,9 +389,8 @@ def _mark_gaps(
         if call["gap_s"] is not None and call["gap_s"] >= _LONG_GAP_S
     ]
     named: list[int] = []
-    for index in sorted(
-        long, key=lambda index: -calls[index]["gap_s"]
-    ):  # labels of shorter gaps would touch others
+    # labels of shorter gaps would touch others
+    for index in sorted(long, key=lambda index: -calls[index]["gap_s"]):
         if all(abs(places[index] - places[other]) > _LABEL * places[-1] for other in named):
             named.append(index)
     for index in long:

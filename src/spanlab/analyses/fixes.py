@@ -321,9 +321,8 @@ class Curve:
     def tokens(self, size: float) -> int:
         """Return the tokens that a cache of `size` blocks reuses."""
         blocks_found = self.distances.resident_blocks(size)
-        if (
-            self.from_log
-        ):  # ids match as a whole, also the last block of a prompt, which may have fewer tokens
+        # ids match as a whole, also the last block of a prompt, which may have fewer tokens
+        if self.from_log:
             complete = blocks_found == self.distances.blocks
             return int(
                 np.where(

@@ -345,9 +345,8 @@ def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
     check_split(trains, train_share, path)
     waits = ttft(arrived_s, observed.first_token), e2e(arrived_s, observed.last_token)
     before, outside = (observed.queued - arrived_s)[trains], Outside(np.zeros(1), np.zeros(1))
-    if (
-        not observed.own_clock and not np.isnan(before).all()
-    ):  # of two clocks, the least delay counts as none
+    # of two clocks, the least delay counts as none
+    if not observed.own_clock and not np.isnan(before).all():
         outside = Outside(before[~np.isnan(before)], np.zeros(1))
     outputs = log.output_lens.astype(np.int64)
     return TimedLog(

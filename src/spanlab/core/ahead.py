@@ -266,9 +266,8 @@ class AsyncSpeculativeScheduler(SpeculativeScheduler):
             assert granted, "no token needs memory"
             if sequence.has_ended:
                 self._finish(sequence, now)
-        for sequence in [
-            sequence for sequence in self.waiting if sequence.has_ended
-        ]:  # the plan preempted it
+        # the plan preempted it
+        for sequence in [sequence for sequence in self.waiting if sequence.has_ended]:
             self.waiting.remove(sequence)
 
     def abort(self, request: Request, now: int) -> ScheduledSequence | None:

@@ -494,9 +494,8 @@ class SpanSettings:
             raise ValueError(
                 f"{arm}.keys=absolute with positions={self.positions}: expected keys=local"
             )
-        if (
-            self.provenance == "conditioned" and self.positions != "overlapping"
-        ):  # the opening text's distance counts
+        # the opening text's distance counts
+        if self.provenance == "conditioned" and self.positions != "overlapping":
             raise ValueError(
                 f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping"
             )

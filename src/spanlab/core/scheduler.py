@@ -365,9 +365,8 @@ class Scheduler:
             allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
             # The plan locks what it reuses, so that it may fit only without reuse; nothing that
             # runs will free memory.
-            if (
-                allocation is None and not self._num_running
-            ):  # its own locks may take the space that it needs
+            # its own locks may take the space that it needs
+            if allocation is None and not self._num_running:
                 allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
             if allocation is None:
                 # The queue is served in order: a later request does not overtake one that does not

@@ -119,9 +119,8 @@ def _model_class(config: PreTrainedConfig) -> str:
         return (
             f"is of type {config.model_type!r}, which is no causal language model of transformers"
         )
-    if not (
-        model_class.is_backend_compatible() or _is_delta_net(config)
-    ):  # those are compatible but do not declare it
+    # those are compatible but do not declare it
+    if not (model_class.is_backend_compatible() or _is_delta_net(config)):
         return f"is of type {config.model_type!r}, whose attention does not go through transformers' interface"
     if "logits_to_keep" not in signature(model_class.forward).parameters:
         return f"is of type {config.model_type!r}, which computes the logits of all rows or none"

@@ -93,9 +93,8 @@ def compose_run(entry: str, overrides: Sequence[str], searched: str | None = Non
 
 
 def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> DictConfig:
-    if (
-        searched
-    ):  # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
+    # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
+    if searched:
         loader: Any = GlobalHydra.instance().config_loader()
         path = loader.get_search_path()
         # which stays last

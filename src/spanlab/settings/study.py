@@ -327,9 +327,8 @@ def check_analyses(study: Study) -> None:
             else:
                 analysis.check_unread(study)
     check_teacher(study)
-    if (
-        study.runs.sweep and "summary" not in study.chosen_analyses()
-    ):  # its arms are the rows of a sweep
+    # its arms are the rows of a sweep
+    if study.runs.sweep and "summary" not in study.chosen_analyses():
         analyses = study.chosen_analyses()
         expected = "expected sweep=[], or summary among them"
         raise ValueError(f"sweep={study.runs.sweep} with analyses={analyses}: {expected}")
@@ -575,9 +574,8 @@ def _check_arms(study: Study) -> None:
     for name in of_states:
         _check_backfill(study, name)
     for name, arm in arms.items():
-        if (
-            arm.policy_name != "blocks" and not of_states
-        ):  # beside arms with backfill it is a baseline
+        # beside arms with backfill it is a baseline
+        if arm.policy_name != "blocks" and not of_states:
             raise ValueError(
                 f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, "
                 f"for tiers hold hashed blocks, or an arm with recovery={BACKFILL}"

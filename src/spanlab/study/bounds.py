@@ -277,9 +277,8 @@ class StudyBounds:
         )
         tokens = self._reuses(prefix, order).infinite_tokens
         most = tokens
-        if (
-            self._has_independent
-        ):  # else the ordered text is all of a prompt, and only prefixes are shared
+        # else the ordered text is all of a prompt, and only prefixes are shared
+        if self._has_independent:
             most = max(tokens, self._reuses(anywhere, order).infinite_tokens)
         return {"infinite_prefix_tokens": tokens, "infinite_any_position_tokens": most}
 
@@ -351,9 +350,8 @@ class StudyBounds:
         # one shared cache is at least as good as separate ones
         memory = replace(budget, total_bytes=total, state_bytes=state).times(study.replicas.count)
         token_bytes = held_token_bytes(study.model, study.batch)
-        if POLICIES.takes(
-            study.arms[arm].policy_name, "in_flight"
-        ):  # frees what layers of windows no longer read
+        # frees what layers of windows no longer read
+        if POLICIES.takes(study.arms[arm].policy_name, "in_flight"):
             token_bytes -= model.kv_bytes_per_token - model.full_bytes_per_token
         return CacheMemory(memory, token_bytes, states)
 

@@ -149,10 +149,8 @@ async def prefix_boundaries(subject: LiveSubject) -> Measurement:
         server, prefix = subject.server, subject.server.tokens(2000, shape.prefix)
         prompt = prefix + server.tokens(2001, shape.suffix)
         answers = []
-        for before in (
-            prefix + server.tokens(2002, SUFFIX),
-            prefix,
-        ):  # a prompt that forks, and one that goes on
+        # a prompt that forks, and one that goes on
+        for before in (prefix + server.tokens(2002, SUFFIX), prefix):
             salt = await server.fresh()
             await server.answer(before, salt, 1)
             answers.append(await server.answer(prompt, salt))
@@ -203,9 +201,8 @@ async def turns(subject: LiveSubject) -> Measurement:
     }
     shapes = [Shape(start) for start in sorted(starts) if start + block <= subject.longest]
     measured = await subject.check(trial, shapes)
-    if (
-        measured.verdict == FAILED and measured.value is None
-    ):  # as of hybrids; full_hit tells whether prompts are reused
+    # as of hybrids; full_hit tells whether prompts are reused
+    if measured.verdict == FAILED and measured.value is None:
         return not_applicable(
             "no turn reused tokens: the server stores nothing that decoding computed"
         )

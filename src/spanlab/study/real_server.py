@@ -59,9 +59,8 @@ class RemoteServer(Backend):
         server = self._start(job)
         base_url = str(self._study.server.base_url) if server is None else server.base_url
 
-        with RunLogs(
-            replace(job, serving=None), None
-        ) as logs:  # the gaps are those between response chunks
+        # the gaps are those between response chunks
+        with RunLogs(replace(job, serving=None), None) as logs:
 
             def finished(record: ServedRecord) -> None:
                 logs.finished(record)

@@ -501,9 +501,8 @@ def _signals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C or SIGTERM came; a second signal afterwards acts
     as usual."""
     came = threading.Event()
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only the main thread gets signals
+    # only the main thread gets signals
+    if threading.current_thread() is not threading.main_thread():
         yield came.is_set
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

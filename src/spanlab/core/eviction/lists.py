@@ -207,9 +207,8 @@ class Sieve(ListOrder[RankedT]):
 
     def victim(self) -> RankedT | None:
         starts = 0
-        while (
-            starts < 3
-        ):  # the rest of this pass, one full pass that clears marks, and one over unmarked entries
+        # the rest of this pass, one full pass that clears marks, and one over unmarked entries
+        while starts < 3:
             if self._hand is None:
                 self._hand, starts = self._queue.newer(None), starts + 1
             item = self._hand

@@ -154,9 +154,8 @@ class AttentionBlocks:
 
     def release(self, table: BlockTable) -> None:
         blank, runs = table.length - table.num_visited, table.runs()
-        if (
-            table.tail is not None
-        ):  # no lookup finds it, but it waits for its eviction like a full block
+        # no lookup finds it, but it waits for its eviction like a full block
+        if table.tail is not None:
             blank, last = blank - 1, Run()
             self.pool.publish_single(self.index, last, *table.tail)
             runs.append(last)

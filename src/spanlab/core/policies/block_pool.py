@@ -860,9 +860,8 @@ def _packed_shape(model: ModelSpec, more: int, block_size: int | None) -> BlockS
         rule: blocks_of(max(pages.values()), each) if each and pages in balanced else 1
         for rule, pages in buckets.items()
     }
-    if (
-        not each and len(buckets) > 1
-    ):  # windows take no more than the widest other group, or one layer of theirs
+    # windows take no more than the widest other group, or one layer of theirs
+    if not each and len(buckets) > 1:
         anchor = max(
             _widest(pages, sum(pages.values()) if rule.kind == "window" else 1)
             for rule, pages in buckets.items()

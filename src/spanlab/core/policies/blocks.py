@@ -150,9 +150,8 @@ class BlockMatcher:
     def chain(self, request: Request) -> Chain:
         """Return the digests of a request, which are cached until `forget`."""
         chain = self._chains.get(request.id)
-        if (
-            chain is None or chain.request is not request
-        ):  # the same id with its passages in another order
+        # the same id with its passages in another order
+        if chain is None or chain.request is not request:
             chain = self._chains[request.id] = Chain(request, self.unit, self._rules.lookahead)
         return chain
 
@@ -528,9 +527,8 @@ class BlockPolicy:
         length, free = plan.prompt + generated, self._pool.num_free
         inner = self.blocks.stores_inside(plan.resume, length, length)
         tables = [BlockTable(inner=inner) for _ in self._groups]
-        if (
-            self._trims
-        ):  # a prompt frees blocks on the way, so that its first step may need more than its whole
+        # a prompt frees blocks on the way, so that its first step may need more than its whole
+        if self._trims:
             whole = self._needed(tables, self._tokens(length, 0), plan.reused_blocks, whole=True)
             fits = (
                 max(whole, self._needed(tables, self._tokens(length, drafts), plan.reused_blocks))
@@ -694,9 +692,8 @@ class BlockPolicy:
             known = max(allocation.work[-1].stop, stop) if known is None else known
             tokens = min(tokens, matcher.keyed(known))
         of_attention = min(matcher.aligned(final), tokens)
-        if (
-            self.blocks.drops_last and tokens
-        ):  # a block behind the last end of a match, which is dropped with it
+        # a block behind the last end of a match, which is dropped with it
+        if self.blocks.drops_last and tokens:
             of_attention = min(final, of_attention + self.blocks.size)
         if self._full_only and of_attention <= allocation.tables[0].num_visited * self.blocks.size:
             return

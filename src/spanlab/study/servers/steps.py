@@ -260,9 +260,8 @@ class LiveRun:
         self._planned: list[tuple[int, Plan]] = []
         for event in events:
             getattr(self, f"_{type(event).__name__.lower()}")(event)
-        while (
-            self.steps and not self.steps[-1].tokens
-        ):  # plans that only tell the workers what has ended
+        # plans that only tell the workers what has ended
+        while self.steps and not self.steps[-1].tokens:
             self.steps.pop()
         for served in self.requests:
             if served.last is None and served.abort_step is None:  # the server ended before it
@@ -289,9 +288,8 @@ class LiveRun:
             self._by_id[request].reused, self._by_id[request].started = reused, number
         for request in event.preempted:
             self._by_id[request].preemptions += 1
-        if (
-            event.tokens or not self._planned
-        ):  # a plan that only waits for the step under way is no step
+        # a plan that only waits for the step under way is no step
+        if event.tokens or not self._planned:
             self.steps.append(ServedStep(event.tokens, event.began, event.at))
             if event.tokens:
                 self._planned.append((number, event))

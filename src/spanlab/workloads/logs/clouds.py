@@ -93,9 +93,8 @@ def _records_in(row: Mapping[str, Any]) -> list[Any]:
                 for inner in row[name]
                 for record in (_records_in(inner) if isinstance(inner, dict) else [])
             ]
-    if isinstance(
-        row.get("results"), list
-    ):  # of a query in Logs Insights: lists of fields with values
+    # of a query in Logs Insights: lists of fields with values
+    if isinstance(row.get("results"), list):
         rows = [fields for fields in row["results"] if isinstance(fields, list)]
         named = [
             {str(each.get("field")): each.get("value") for each in fields if isinstance(each, dict)}

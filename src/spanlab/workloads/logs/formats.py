@@ -137,9 +137,8 @@ def find_block_size(file: LogFile) -> int:
         return declared.pop()
     fitting = {size: sum(_has_id_per_block(row, size) for row in rows) for size in BLOCKS}
     best = max(BLOCKS, key=lambda size: fitting[size])
-    if (
-        2 * fitting[best] > len(rows) or not rows
-    ):  # turns without ids have no blocks; a line of another size raises its own error
+    # turns without ids have no blocks; a line of another size raises its own error
+    if 2 * fitting[best] > len(rows) or not rows:
         return best
     sizes = ", ".join(map(str, sorted(BLOCKS)))
     raise ValueError(
@@ -204,9 +203,8 @@ def _mooncake_entry(row: Row, line: int, size: int, file: LogFile) -> Entry:
     """Return the tokens of one row as a request."""
     row.count("block_size", least=1, default=size)
     tokens = file.check_length(row.count("input_length"), "input_length")
-    if (
-        row.get("hash_ids") is None and row.get("session_id") is not None
-    ):  # a turn of new tokens alone
+    # a turn of new tokens alone
+    if row.get("hash_ids") is None and row.get("session_id") is not None:
         keys, lengths = (
             np.array([hash_name((line, "new"))], dtype=np.int64),
             np.array([tokens], dtype=np.int64),

@@ -632,9 +632,8 @@ def _captured(row: Row, side: str) -> Any:
 
 def _request_in(row: Row) -> dict[str, Any] | None:
     body: Any = _captured(row, "endpointInput")
-    if isinstance(body, dict) and isinstance(
-        body.get("inputs"), (str, list)
-    ):  # of Hugging Face's containers
+    # of Hugging Face's containers
+    if isinstance(body, dict) and isinstance(body.get("inputs"), (str, list)):
         return body_of(body["inputs"])
     if body is None:
         return None

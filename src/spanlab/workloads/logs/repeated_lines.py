@@ -92,9 +92,8 @@ class RepeatedLines:
         known = self._latest.pop(name, _NOTHING)
         self._in_memory -= len(known.text)
         values, bounds = list[Any](), list[tuple[int, int]]()
-        if known.text and line.startswith(
-            known.text, begin
-        ):  # the common case: all of the last line's messages
+        # the common case: all of the last line's messages
+        if known.text and line.startswith(known.text, begin):
             values, bounds = list(known.values), list(known.bounds)
             self._repeated += len(known.text)
             offset, more = _next(line, begin + len(known.text))

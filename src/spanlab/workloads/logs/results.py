@@ -286,9 +286,8 @@ def _answer_entries(row: Row, line: int, file: LogFile) -> Iterator[Entry]:
     answer = _answer_of(row)
     if answer is None:
         response, result = row.get("response"), row.get("result.type")
-        if (
-            {"custom_id", "key"} & row.fields.keys() and response is None and result != "succeeded"
-        ):  # of a batch
+        # of a batch
+        if {"custom_id", "key"} & row.fields.keys() and response is None and result != "succeeded":
             file.set_aside(FAILED)
             return
         if response is not None:

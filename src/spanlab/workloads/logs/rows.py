@@ -112,9 +112,8 @@ class Row:
         """Return a field that is a list of integers of 64 bits, int64; unsigned ones keep their
         bits."""
         values = self.get(*names)
-        if isinstance(values, list) and set(map(type, values)) <= {
-            int
-        }:  # a bool is an int, but no id
+        # a bool is an int, but no id
+        if isinstance(values, list) and set(map(type, values)) <= {int}:
             for type_ in (np.int64, np.uint64):
                 try:
                     return np.array(values, dtype=type_).view(np.int64)
@@ -460,9 +459,8 @@ def count_of(counts: Any, name: str) -> float:
     """Return a count of an object, also from a text; NaN if it is missing or no possible number of
     tokens."""
     value = counts.get(name) if isinstance(counts, dict) else None
-    if (
-        isinstance(value, str) and value.isdecimal() and len(value) <= _DIGITS_OF_COUNT
-    ):  # as databases export 64 bits
+    # as databases export 64 bits
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _DIGITS_OF_COUNT:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31:
         return np.nan

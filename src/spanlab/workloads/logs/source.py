@@ -338,9 +338,8 @@ def head_rows(file: LogFile) -> list[dict[str, Any]]:
         return [unwrapped(item) for item in file.document[:1000] if isinstance(item, dict)]
     lines = file.head.splitlines(keepends=True)
     rows = [row for line in lines if (row := json_object(line)) is not None]
-    if (
-        not rows and file.head[:1] == b"{" and len(lines) == 1
-    ):  # a single line, longer than the head
+    # a single line, longer than the head
+    if not rows and file.head[:1] == b"{" and len(lines) == 1:
         rows = [json_object(next(file.lines())[1]) or {}]
     return rows
 
