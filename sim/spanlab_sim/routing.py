@@ -316,10 +316,8 @@ class BlockEvents(Observer):
         for sequence in (*(chunk.sequence for chunk in step.chunks), *step.decodes):
             if sequence.finished_at >= 0 and sequence.request.output is not None:
                 # the output that was computed stands behind the prompt
-                request, output = (
-                    sequence.request,
-                    sequence.request.output[: sequence.generated - 1],
-                )
+                request = sequence.request
+                output = sequence.request.output[: sequence.generated - 1]
                 self._send_stored(replace(request, spans=(*request.spans, Span(output))))
 
     def _send_stored(self, request: Request) -> None:
@@ -336,10 +334,8 @@ class BlockEvents(Observer):
     def split(self, upper: Node, lower: Node) -> None:
         """Split the blocks of a node like its tokens."""
         if lower in self._blocks:
-            blocks, cut = (
-                self._blocks[lower],
-                (upper.depth - upper.start) // self._channel.block_size,
-            )
+            blocks = self._blocks[lower]
+            cut = (upper.depth - upper.start) // self._channel.block_size
             self._blocks[upper], self._blocks[lower] = blocks[:cut], blocks[cut:]
 
     def removed(self, node: Node) -> None:

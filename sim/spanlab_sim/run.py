@@ -287,10 +287,8 @@ class Run:
         )
         self._spec, self._on_record, self._on_step = spec, on_record, on_step
         self._policies = [policy for policy, _ in engines]
-        self._env, self._source = (
-            CLOCKS[spec.clock](),
-            Source(spec.requests, spec.clients, spec.warmup),
-        )
+        self._env = CLOCKS[spec.clock]()
+        self._source = Source(spec.requests, spec.clients, spec.warmup)
         self._usage = CacheUsage([policy.store for policy in self._policies])
         self._recorder = Recorder(
             spec.seed, spec.rate_rps, spec.seen if spec.passages is None else None
@@ -330,10 +328,8 @@ class Run:
         for replica_row, replica in zip(self._rows, replicas, strict=True):
             replica_row.busy_s, replica_row.steps = replica.busy_ns * NS, replica.steps
         preemptions = sum([row.preemptions for row in self._rows])
-        busy_ns, steps = (
-            sum([replica.busy_ns for replica in replicas]),
-            sum([replica.steps for replica in replicas]),
-        )
+        busy_ns = sum([replica.busy_ns for replica in replicas])
+        steps = sum([replica.steps for replica in replicas])
         row = self._usage.row(
             spec.seed, spec.rate_rps, len(spec.requests), preemptions, busy_ns, steps
         )

@@ -107,10 +107,8 @@ class Source:
         self._followers: Followers | None = None
         self._released: list[tuple[int, int, Request]] = []  # a heap by time, then by rank
         if any(request.after for request in requests):
-            self._independent, self._followers = (
-                [r for r in requests if not r.after],
-                Followers(requests),
-            )
+            self._independent = [r for r in requests if not r.after]
+            self._followers = Followers(requests)
         self.early: set[int] = set()
         self._warmup = warmup
         self._in_flight, self._clients = 0, len(requests) if clients is None else clients

@@ -584,10 +584,8 @@ class FittedTiming:
     def forward(self, features: StepFeatures) -> float:
         """Return the nanoseconds of the layers alone that all ranks run alike: no logits, no time
         of the host."""
-        sequences, rows = (
-            features.num_prefills + features.num_decodes,
-            features.num_decodes + features.num_first_tokens,
-        )
+        sequences = features.num_prefills + features.num_decodes
+        rows = features.num_decodes + features.num_first_tokens
         host = (
             self._host_ns
             + sequences * self._sequence_ns

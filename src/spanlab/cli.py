@@ -319,10 +319,8 @@ def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
         if value is not None and kinds_of(hint) is not None:
             hint = schema_of_kind(hint, cast(Any, OmegaConf.to_container(value)))
         default = default_of(item)
-        meaning, below = (
-            meaning_of(meanings, name),
-            None if get_origin(hint) is list else dataclass_in(hint),
-        )
+        meaning = meaning_of(meanings, name)
+        below = None if get_origin(hint) is list else dataclass_in(hint)
         key = short_key(f"{prefix}{name}")
         if get_origin(hints[name]) is dict:
             yield key, f"{meaning}: {', '.join(() if value is None else value)}"

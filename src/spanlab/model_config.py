@@ -304,10 +304,8 @@ def numbered(key: str) -> Pattern:
 
 def periodic(config: ModelConfig, layers: int) -> list[str]:
     """One layer of each period is full, others recurrent (Jamba)."""
-    period, offset = (
-        config.integer("attn_layer_period"),
-        config.integer("attn_layer_offset", least=0),
-    )
+    period = config.integer("attn_layer_period")
+    offset = config.integer("attn_layer_offset", least=0)
     return [FULL if layer % period == offset else RECURRENT for layer in range(layers)]
 
 
@@ -341,10 +339,8 @@ def marked_windows(config: ModelConfig, layers: int) -> list[str]:
 def behind_dense(config: ModelConfig, layers: int) -> list[str]:
     """Every `sliding_window_pattern`-th layer is full, counted from 1 again behind the dense ones
     (Cohere2-MoE)."""
-    dense, step = (
-        config.get("first_k_dense_replace") or 0,
-        config.integer_or("sliding_window_pattern", 4),
-    )
+    dense = config.get("first_k_dense_replace") or 0
+    step = config.integer_or("sliding_window_pattern", 4)
     first = config.integer_or("prefix_dense_sliding_window_pattern", 1)
     kinds = [FULL if (layer + 1) % first == 0 else WINDOW for layer in range(dense)]
     return kinds + [FULL if (layer + 1) % step == 0 else WINDOW for layer in range(layers - dense)]

@@ -94,10 +94,8 @@ def mimo_window_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
 
 
 def step_heads(config: ModelConfig, own_head_dim: bool) -> Heads:
-    stored, width = (
-        config.any_integer("num_attention_groups", "num_key_value_heads"),
-        config.integer("head_dim"),
-    )
+    stored = config.any_integer("num_attention_groups", "num_key_value_heads")
+    width = config.integer("head_dim")
     return Heads(config.integer("num_attention_heads"), stored, width, width)
 
 
@@ -143,10 +141,8 @@ def _readers_of(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
     They project queries and outputs alone. Every layer also reads a row of a table of its own.
     """
     layers, hidden = len(kinds), config.integer("hidden_size")
-    readers, width = (
-        config.get("num_kv_shared_layers") or 0,
-        config.get("hidden_size_per_layer_input") or 0,
-    )
+    readers = config.get("num_kv_shared_layers") or 0
+    width = config.get("hidden_size_per_layer_input") or 0
     sizes: dict[str, Any] = {}
     if width:
         rows = config.integer("vocab_size_per_layer_input")
@@ -228,10 +224,8 @@ def adjusted_width(config: ModelConfig, kinds: list[str]) -> dict[str, Any]:
     width = config.any_integer("intermediate_size", "block_ff_dim")
     if config.get("block_auto_adjust_ff_dim") in (None, True):
         width = int(2 * width / 3)
-        factor, multiple = (
-            config.get("block_ffn_dim_multiplier"),
-            config.integer("block_multiple_of"),
-        )
+        factor = config.get("block_ffn_dim_multiplier")
+        multiple = config.integer("block_multiple_of")
         width = int(width if factor is None else factor * width)
         width = -(-width // multiple) * multiple
     return {"intermediate_size": width}

@@ -755,10 +755,8 @@ class ModelSpec:
                     )
                 )
         if self.indexed_layers:
-            flops, read = (
-                2 * self.layer_pair_size * self.indexed_layers,
-                self.indexed_layers * self.layer_kv_bytes,
-            )
+            flops = 2 * self.layer_pair_size * self.indexed_layers
+            read = self.indexed_layers * self.layer_kv_bytes
             kinds.append(BoundedReads("window", self.selected, flops, read))
         return tuple(kinds)
 

@@ -161,10 +161,8 @@ _GEMMA4 = replace(
 _GEMMA3N = replace(_GEMMA, pattern=every_nth(5), others=alternating_streams)
 _QWEN2, _QWEN3 = ModelType(_LOCAL, late_windows), ModelType(_LOCAL, late_windows, own_head_dim=True)
 _QWEN3_MOE = ModelType(_LOCAL, late_windows, experts="listed")
-_GLM4, _GLM4_MOE = (
-    ModelType(own_head_dim=True),
-    ModelType(own_head_dim=True, experts="behind", shared_width="n_shared_experts"),
-)
+_GLM4 = ModelType(own_head_dim=True)
+_GLM4_MOE = ModelType(own_head_dim=True, experts="behind", shared_width="n_shared_experts")
 _LLAMA4 = ModelType(
     (FULL, CHUNK),
     chunks,
@@ -657,10 +655,8 @@ def _expert_layers(config: ModelConfig, kind: ModelType, layers: int) -> int:
             return layers - min(layers, kind.dense_first)
         return layers - min(layers, config.integer(key or names[1], least=0))
     if kind.experts == "periodic":
-        period, offset = (
-            config.integer("expert_layer_period"),
-            config.integer("expert_layer_offset", least=0),
-        )
+        period = config.integer("expert_layer_period")
+        offset = config.integer("expert_layer_offset", least=0)
         sparse = sum(layer % period == offset for layer in range(layers))
         return sparse if config.integer("num_experts") > 1 else 0
     if kind.experts == "between":

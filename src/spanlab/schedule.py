@@ -436,10 +436,8 @@ def schedule(
         async_scheduling=case.async_scheduling,
         speculation=case.speculation,
     )
-    scheduler, decisions = (
-        make_scheduler(policy, rules, case.proposed),
-        Decisions([None] * len(case.requests)),
-    )
+    scheduler = make_scheduler(policy, rules, case.proposed)
+    decisions = Decisions([None] * len(case.requests))
     waiting = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
     aborts = deque(case.aborts)
     ended_sequences: list[ScheduledSequence] = []
@@ -467,10 +465,8 @@ def schedule(
                     f"num_blocks={case.num_blocks}: expected more, request {request.id} can never start"
                 )
             elif scheduler.running and not (waiting or aborts):
-                number, reason = (
-                    scheduler.running[0].request.id,
-                    "its next chunk would end among its last tokens",
-                )
+                number = scheduler.running[0].request.id
+                reason = "its next chunk would end among its last tokens"
                 given = f"draft_modules={case.draft_modules}"
                 raise ValueError(
                     f"{given}: expected 1, request {number} stops, as in vLLM, for {reason}"

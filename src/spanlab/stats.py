@@ -295,10 +295,8 @@ Ints = NDArray[np.int64]
 DRAWS = 1000
 MOST_DRAWN = 2048  #: clusters that are drawn one by one; of more, those with equal remainders are drawn together
 SKEWED = 10  #: clusters from which their skewness can be estimated
-LEAST_SEEDS, LEAST_GROUPS = (
-    4,
-    10,
-)  #: fewer seeds or groups, but more than one, give intervals that are too narrow
+LEAST_SEEDS = 4
+LEAST_GROUPS = 10  #: fewer seeds or groups, but more than one, give intervals that are too narrow
 _SEED = 20240229
 
 

@@ -285,10 +285,8 @@ def span_batch(
         check_group(group, page_size)
     spans = [span for group in groups for span in group.spans]
     table = concatenated([span.pages for span in spans])
-    pages, count = (
-        torch.from_numpy(table.astype(np.int32)).to(device),
-        int(table.max(initial=-1)) + 1,
-    )
+    pages = torch.from_numpy(table.astype(np.int32)).to(device)
+    count = int(table.max(initial=-1)) + 1
     firsts = starts_of(np.array([len(span.pages) for span in spans], np.int64))[:-1]
     arrays = flatten(groups)
     arrays = arrays._replace(of_span=arrays.of_span._replace(first_page=firsts))

@@ -70,22 +70,18 @@ def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
 
     Cached for the last few batches, since all layers of a model use the same plan.
     """
-    rows, spans, starts = (
-        batch.query_starts.tolist(),
-        batch.span_starts.tolist(),
-        batch.key_starts.tolist(),
-    )
+    rows = batch.query_starts.tolist()
+    spans = batch.span_starts.tolist()
+    starts = batch.key_starts.tolist()
     group_of = torch.repeat_interleave(torch.arange(batch.groups), batch.query_starts.diff().long())
     # by group, then by index; an index is int32, so both fit into one sort key
     order = torch.argsort(group_of * (1 << 32) + batch.query_index, stable=True)
     query_index = batch.query_index[order]
     keys = batch.keys()
     slots = _Slots(keys.slot)
-    index, position, indices = (
-        batch.span_index.tolist(),
-        batch.span_position.tolist(),
-        query_index.tolist(),
-    )
+    index = batch.span_index.tolist()
+    position = batch.span_position.tolist()
+    indices = query_index.tolist()
     groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]] = []
     for group in range(batch.groups):
         if rows[group + 1] - rows[group] < 2:
@@ -288,10 +284,8 @@ def attend_rows(
     queries = folded(
         query.index_select(0, plan.rows), key_pool.shape[1], plan.angles, scores.interleaved
     )
-    queries_by_call, results = (
-        iter(queries.split([count * heads for count in plan.counts], dim=2)),
-        [],
-    )
+    queries_by_call = iter(queries.split([count * heads for count in plan.counts], dim=2))
+    results = []
     for keys, values, runs in _sources(key_pool, value_pool, plan, scores):
         keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         for start, length, _ in runs:
@@ -430,16 +424,12 @@ def _copies(runs: _Runs) -> tuple[tuple[Numbers, Numbers], list[Copies]]:
     if not len(runs.row):
         return (runs.row, runs.key_shift), []
     other = np.append(True, np.diff(runs.row) != 0)
-    row, call = (
-        np.flatnonzero(other),
-        np.flatnonzero(other | np.append(True, np.diff(runs.key_shift) != 0)),
-    )
+    row = np.flatnonzero(other)
+    call = np.flatnonzero(other | np.append(True, np.diff(runs.key_shift) != 0))
     key = np.cumsum(runs.length) - runs.length  # the first of each run, of the keys of all rows
     within = np.arange(runs.length.sum()) - np.repeat(key, runs.length)
-    of_row, keys = (
-        np.searchsorted(row, call, side="right") - 1,
-        np.add.reduceat(runs.length, row).tolist(),
-    )
+    of_row = np.searchsorted(row, call, side="right") - 1
+    keys = np.add.reduceat(runs.length, row).tolist()
     calls: list[list[Run]] = [[] for _ in row]
     for index, start, length in zip(
         of_row, key[call] - key[row][of_row], np.add.reduceat(runs.length, call), strict=True

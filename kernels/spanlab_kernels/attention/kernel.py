@@ -189,16 +189,12 @@ def attend_tiles(
         last_index, span, end_span, span_index, span_least, tile_starts, BLOCK_N
     )
     base, piece = tl.load(tile_starts + span), within % pieces
-    tile, end_tile = (
-        base + visible_tiles * piece // pieces,
-        base + visible_tiles * (piece + 1) // pieces,
-    )
+    tile = base + visible_tiles * piece // pieces
+    end_tile = base + visible_tiles * (piece + 1) // pieces
 
-    channel, pair, near = (
-        tl.arange(0, 2 * HALF_BLOCK),
-        tl.arange(0, HALF_BLOCK),
-        tl.arange(0, BLOCK_N),
-    )
+    channel = tl.arange(0, 2 * HALF_BLOCK)
+    pair = tl.arange(0, HALF_BLOCK)
+    near = tl.arange(0, BLOCK_N)
     # rotated in place, both partners are in one half of the channels: on sm_100 each half is in
     # other warps
     RUN: tl.constexpr = 1 if INTERLEAVED else HALF_BLOCK // 2 if IN_PLACE else HALF_BLOCK
@@ -268,10 +264,8 @@ def attend_tiles(
     # the rows of the next tile are read during the current tile, so that its keys can be prefetched
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
     of_row = tile_rows + tile.to(tl.int64) * BLOCK_N
-    count, index = (
-        tl.load(of_tile + 1, mask=has_tile, other=1),
-        tl.load(of_tile + 2, mask=has_tile, other=0),
-    )
+    count = tl.load(of_tile + 1, mask=has_tile, other=1)
+    index = tl.load(of_tile + 2, mask=has_tile, other=0)
     position = tl.load(of_tile + 3, mask=has_tile, other=0)
     key_row = tl.load(of_row + near, mask=has_tile, other=0)
     if ROTATE_QUERIES or FAR_IN_ROWS:
@@ -335,12 +329,10 @@ def attend_tiles(
                     q1, q2, cos, sin, next_position, like,
                     ROTARY_HALF, BLOCK_M, HALF_BLOCK, RUN, ROTATE_KEYS, IN_PLACE,
                 )  # fmt: skip
-        key_row, count, index, position = (
-            next_row,
-            tl.load(of_tile + 1),
-            tl.load(of_tile + 2),
-            next_position,
-        )
+        key_row = next_row
+        count = tl.load(of_tile + 1)
+        index = tl.load(of_tile + 2)
+        position = next_position
 
     total = tl.sum(total, 1)
     has_keys = total > 0

@@ -38,10 +38,8 @@ def score_blocks(
     form, table, _, interleaved = scores
     slot, prompt_index, position = batch.keys()
     starts, spans, keys = (numbers.tolist() for numbers in batch.starts)
-    lengths, first_position = (
-        batch.starts.keys[1:] - batch.starts.keys[:-1],
-        batch.positions.tolist(),
-    )
+    lengths = batch.starts.keys[1:] - batch.starts.keys[:-1]
+    first_position = batch.positions.tolist()
     for group in range(batch.groups):
         first, last = spans[group], spans[group + 1]
         here = slice(keys[first], keys[last])

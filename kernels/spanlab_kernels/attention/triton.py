@@ -315,11 +315,9 @@ def _copy_rotated(
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     if tile >= tl.load(tile_starts + spans):
         return
-    near, pair, channel = (
-        tl.arange(0, BLOCK_N),
-        tl.arange(0, HALF_BLOCK),
-        tl.arange(0, 2 * HALF_BLOCK),
-    )
+    near = tl.arange(0, BLOCK_N)
+    pair = tl.arange(0, HALF_BLOCK)
+    channel = tl.arange(0, 2 * HALF_BLOCK)
     count, position = tl.load(source + tile * 4 + 1), tl.load(source + tile * 4 + 3)
     is_key = (near < count)[:, None]
     from_row = tl.load(source_rows + tile * BLOCK_N + near).to(tl.int64)
@@ -336,10 +334,8 @@ def _copy_rotated(
     )
     second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
     second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
-    is_first, is_second = (
-        is_key & (first < HEAD_DIM)[None, :],
-        is_key & (second < HEAD_DIM)[None, :],
-    )
+    is_first = is_key & (first < HEAD_DIM)[None, :]
+    is_second = is_key & (second < HEAD_DIM)[None, :]
     k1 = tl.load(keys + source_offset + first[None, :], mask=is_first, other=0.0)
     k2 = tl.load(keys + source_offset + second[None, :], mask=is_second, other=0.0)
     shift = position + (near if PER_KEY else tl.zeros_like(near))
@@ -461,10 +457,8 @@ def _launch(
         "INTERLEAVED": interleaved or not rotates,
     }
     group_heads = heads // kv_heads
-    entries, from_registers = (
-        group_heads * (1 if one_row else batch.max_rows),
-        multiplies_registers(query.device),
-    )
+    entries = group_heads * (1 if one_row else batch.max_rows)
+    from_registers = multiplies_registers(query.device)
     if form == "QR" and head_dim > IN_PLACE_DIM and not from_registers:
         # more rows, rotated and not rotated, do not fit into the registers of these devices
         entries = min(entries, 64)

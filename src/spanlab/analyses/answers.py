@@ -441,10 +441,8 @@ def _entries(
 ) -> list[dict[str, Any]]:
     base, tokenizer = outputs[study.runs.baseline], tokenizer_of(study.workload.tokenizer)
     # Accuracy needs trained weights, and answers that the arm generated itself.
-    answers, stop = (
-        study.engine.weights != "random" and study.engine.teacher is None,
-        _stop(tokenizer),
-    )
+    answers = study.engine.weights != "random" and study.engine.teacher is None
+    stop = _stop(tokenizer)
     results = []
     for arm, arm_outputs in outputs.items():
         texts = (

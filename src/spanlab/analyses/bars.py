@@ -64,13 +64,11 @@ def bars_table(points: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Tab
 #: Functions of a finished study and the name of an arm that yield verdicts.
 BARS: Registry[Iterable[Verdict]] = Registry("bars", given=("finished", "arm"))
 _REORDERED = "repeated_documents"  # the workload whose orders are known
-SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD = (
-    0.85,
-    0.95,
-    0.10,
-    0.05,
-    0.20,
-)
+SHARE_OF_PREDICTED = 0.85
+SHARE_OF_INFINITE = 0.95
+MOST_EVICTED = 0.10
+MOST_THRASHED = 0.05
+LEAST_LEAD = 0.20
 # the required speedup, and the predicted speedup from which it is required
 TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0
 ROOMY = 1.2  # capacity ÷ working set

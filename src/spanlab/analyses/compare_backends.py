@@ -197,10 +197,8 @@ def draw_ranking(comparisons: list[ArmComparison], footer: str) -> Figure | None
     range of repeats."""
     if not comparisons:
         return None
-    loads, drawn = (
-        by_load(comparisons),
-        style.strokes({comparison.arm: comparison.family for comparison in comparisons}.items()),
-    )
+    loads = by_load(comparisons)
+    drawn = style.strokes({comparison.arm: comparison.family for comparison in comparisons}.items())
     unit = style.time_unit(
         max(max(*mean_ttft(comparison)[0], mean_ttft(comparison)[1]) for comparison in comparisons)
     )
@@ -359,10 +357,8 @@ def draw_predicted_measured(comparisons: list[ArmComparison], footer: str) -> Fi
     band."""
     if not comparisons:
         return None
-    loads, drawn = (
-        by_load(comparisons),
-        style.strokes({comparison.arm: comparison.family for comparison in comparisons}.items()),
-    )
+    loads = by_load(comparisons)
+    drawn = style.strokes({comparison.arm: comparison.family for comparison in comparisons}.items())
     figure, [axes] = style.framed_with(
         footer,
         "Time to first token of every request: simulated against measured",

@@ -36,10 +36,8 @@ def draw_curve(summary: Mapping[str, Any], title: str) -> Figure:
     figure, [[ax]] = style.framed_with(
         title, "Token hit rate by memory for KV", margins=style.margins_for(names)
     )
-    sizes, shares = (
-        [point["gib"] for point in curve],
-        [100 * point["token_hit_rate"] for point in curve],
-    )
+    sizes = [point["gib"] for point in curve]
+    shares = [100 * point["token_hit_rate"] for point in curve]
     ax.plot(sizes, shares, color=style.INK, marker="o", markersize=3, linewidth=1.3, label="LRU")
     for (key, name), line in zip(BOUNDS.items(), style.LINE_STYLES[1:], strict=True):
         if summary["bounds"][key] is not None:

@@ -257,10 +257,8 @@ def fit_profile(finished: Finished) -> Findings:
 
     assert finished.facts is not None, "shapes run on the engine"
     points = points_of(finished.study, finished.files)
-    errors, profile = (
-        cross_validation_errors(points),
-        profile_from_points(finished.study, finished.facts, points),
-    )
+    errors = cross_validation_errors(points)
+    profile = profile_from_points(finished.study, finished.facts, points)
     profile.write(finished.folder / "profile.json")
     # write every fitted step with its cross-validation error
     pairs = zip(points, errors.tolist(), strict=True)

@@ -36,10 +36,8 @@ def memory(planner: Planner) -> SearchResult:
     """Try sizes from the need of the largest request alone, up to that of everything ever stored,
     or to the device."""
     point, store = planner.study_point, planner.study.store
-    least, stored = (
-        sum(planner.need_gib(planner.strategy)),
-        planner.references["no_limit"].mean("cached_bytes"),
-    )
+    least = sum(planner.need_gib(planner.strategy))
+    stored = planner.references["no_limit"].mean("cached_bytes")
     assert stored is not None, "every run reports the bytes that it stored"
     most, room = max(least, stored / GIB + 2 * least), room_gib(planner.study)
     limit = math.inf if room is None else room
@@ -290,10 +288,8 @@ def interval(planner: Planner) -> SearchResult:
     """Try states at every multiple of an interval, doubled up to the longest prompt; eviction and
     matching stay."""
     study, strategy = planner.study, planner.strategy
-    unit, longest = (
-        max(strategy.block_size, study.model.grid),
-        max(request.num_tokens for request in planner.requests),
-    )
+    unit = max(strategy.block_size, study.model.grid)
+    longest = max(request.num_tokens for request in planner.requests)
     steps = [unit << power for power in range(max(1, (longest // unit).bit_length()))]
     placements = {step: PlacementSettings(kind="block", interval=step) for step in steps}
     points = {

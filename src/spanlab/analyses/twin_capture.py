@@ -182,10 +182,8 @@ class _Run:
         live = read_run(path) if path.exists() else None
         log, described = self._log(columns, requests, train_share), self._described()
         if live is not None:
-            log, described = (
-                self._with_steps(log, columns["request_id"], live),
-                _of_start(described, live.start),
-            )
+            log = self._with_steps(log, columns["request_id"], live)
+            described = _of_start(described, live.start)
         elif log.reused is not None and (log.reused < 0).any():
             raise ValueError(
                 f"{self.subject}: the server told no reused tokens; expected cached_tokens or its steps"

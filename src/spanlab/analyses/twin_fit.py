@@ -67,10 +67,8 @@ def prefill_slopes(times: Times, timings: Sequence[FittedTiming]) -> Floats:
         np.array(moments)
         for moments in zip(*((run.start_ns, run.end_ns) for run in times.runs), strict=True)
     )
-    begins, first = (
-        np.searchsorted(starts, times.admitted_ns),
-        np.searchsorted(ends, times.first_ns) + 1,
-    )
+    begins = np.searchsorted(starts, times.admitted_ns)
+    first = np.searchsorted(ends, times.first_ns) + 1
     return np.asarray(longer[first] - longer[begins], np.float64)
 
 
@@ -102,10 +100,8 @@ def _duration(timing: FittedTiming, run: Run) -> float:
 
 SOFT = 3.0  #: standard deviations from which the loss of a residual is linear instead of quadratic
 LONGEST = 0.5  #: largest change of a parameter in one iteration
-FULL, AVERAGED = (
-    8,
-    6,
-)  #: iterations with full steps, and then with decreasing steps, which average out the jumps
+#: iterations with full steps, and then with decreasing steps, which average out the jumps
+FULL, AVERAGED = 8, 6
 
 
 @dataclass(frozen=True)
@@ -560,10 +556,8 @@ def predictions_without_model(
 
 def _inputs(predictor: str, metric: str, log: TimedLog, reused: NDArray[np.int64] | None) -> Floats:
     """Return what a predictor reads of every request, shape (requests, inputs)."""
-    numbers, outputs = (
-        np.arange(len(log.trains), dtype=np.float64),
-        log.output_lens.astype(np.float64),
-    )
+    numbers = np.arange(len(log.trains), dtype=np.float64)
+    outputs = log.output_lens.astype(np.float64)
     if predictor == "line":
         return np.stack(
             [np.ones_like(numbers), numbers, *([outputs] if metric == "e2e" else [])], axis=1

@@ -97,10 +97,8 @@ class _Settings:
         `study_value`  None where the study sets none
         `paths`        keys of meta.json
         """
-        path, origin = (
-            next((path for path in paths if self._meta.get(path) is not None), None),
-            self._described.origin,
-        )
+        path = next((path for path in paths if self._meta.get(path) is not None), None)
+        origin = self._described.origin
         logged = None if path is None else of_kind(self._meta.get(path), kind, f"{origin}: {path}")
         if kind in (int, float):
             positive(f"{origin}: {path}", logged)
@@ -368,10 +366,8 @@ def read_untimed_log(log: Log, path: str, train_share: float) -> TimedLog:
             )
     unknown = np.full(log.requests, np.nan)
     trains = np.arange(log.requests) < round(train_share * log.requests)
-    arrived_s, outputs = (
-        np.asarray(log.arrived_ns * 1e-9, np.float64),
-        log.output_lens.astype(np.int64),
-    )
+    arrived_s = np.asarray(log.arrived_ns * 1e-9, np.float64)
+    outputs = log.output_lens.astype(np.int64)
     note = "the log has no times of tokens: the sums of twin.metrics are fitted, and no error of a request is known"
     return TimedLog(_requests(log), arrived_s, unknown, unknown, outputs, trains, (note,))
 

@@ -89,10 +89,8 @@ def noise_of(fitting: Fitting, fit: Fit) -> StepNoise:
     squares = np.cumsum([0.0, *(taken**2 / repeats for repeats, taken in steps)])
     ends = np.array([run.end_ns for run in fit.times.runs])
     starts = np.array([run.start_ns for run in fit.times.runs])
-    first, last = (
-        np.searchsorted(starts, fit.times.admitted_ns),
-        np.searchsorted(ends, fit.times.last_ns) + 1,
-    )
+    first = np.searchsorted(starts, fit.times.admitted_ns)
+    last = np.searchsorted(ends, fit.times.last_ns) + 1
     error_of_sum = np.sqrt(squares[last] - squares[first]) / (
         fit.times.last_ns - fit.times.admitted_ns
     )

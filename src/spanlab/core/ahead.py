@@ -200,10 +200,8 @@ class AsyncSpeculativeScheduler(SpeculativeScheduler):
         exist."""
         if super().idle:
             self.enqueue_added()
-        step, has_finished = (
-            super().schedule(now),
-            any(sequence.has_ended for sequence in self._outcomes),
-        )
+        step = super().schedule(now)
+        has_finished = any(sequence.has_ended for sequence in self._outcomes)
         self._process_outcomes(now)
         if self._ahead.waits(step, has_finished):
             return self.schedule(now)

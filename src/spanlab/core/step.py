@@ -631,10 +631,8 @@ def _map_counts(
 
 def _with_conversion(counts: StepFeatures, state_bytes: int, form: StateFormat) -> StepFeatures:
     """Add the conversion of the states that a step loads and captures."""
-    loads, captures = (
-        counts.loaded_state_bytes // state_bytes,
-        counts.captured_state_bytes // state_bytes,
-    )
+    loads = counts.loaded_state_bytes // state_bytes
+    captures = counts.captured_state_bytes // state_bytes
     return counts._replace(
         added_flops=counts.added_flops + loads * form.load_flops + captures * form.store_flops
     )

@@ -49,11 +49,9 @@ class Room:
     ) -> None:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
-        self._leaves, self._states, self._whole_leaves = (
-            order.leaves,
-            order.states,
-            order.whole_leaves,
-        )
+        self._leaves = order.leaves
+        self._states = order.states
+        self._whole_leaves = order.whole_leaves
         self._by_block = order.by_block
         self._states_evictable = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
         if not self._states_evictable:  # ranks are not needed
@@ -182,10 +180,8 @@ class Room:
     def evict(self, tokens: int, states: int) -> None:
         """Evict leaves for `tokens` tokens, then states for `states` states, as far as entries are
         evictable."""
-        target_tokens, target_bytes = (
-            self.tree.num_tokens - tokens,
-            self.state_cached - states * self.state_bytes,
-        )
+        target_tokens = self.tree.num_tokens - tokens
+        target_bytes = self.state_cached - states * self.state_bytes
         while (more := self.tree.num_tokens - target_tokens) > 0 and (
             leaf := self._leaves.lowest()
         ):

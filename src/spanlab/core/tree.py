@@ -458,12 +458,10 @@ class PrefixTree:
         upper = Node(node.key, edge.cut(0, offset), node.start, depth, parent, serial, node.created)
         upper.used, upper.uses, upper.locks = node.used, node.uses, node.locks
         parent.children[upper.key] = upper
-        node.key, node.edge, node.start, node.parent = (
-            edge.key(offset, self.block_size),
-            edge.cut(offset, len(edge)),
-            depth,
-            upper,
-        )
+        node.key = edge.key(offset, self.block_size)
+        node.edge = edge.cut(offset, len(edge))
+        node.start = depth
+        node.parent = upper
         upper.children[node.key] = node
         # move the states and losses above `depth` to the upper part of a split edge
         if node.states:

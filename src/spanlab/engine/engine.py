@@ -308,12 +308,10 @@ class Forwards:
         decode: str,
         prefill: str,
     ) -> None:
-        self._context, self._memory, self._packer, self._request_states = (
-            context,
-            memory,
-            packer,
-            request_states,
-        )
+        self._context = context
+        self._memory = memory
+        self._packer = packer
+        self._request_states = request_states
         self._device = context.model.device
         self._decodes: DecodeRows | None = None
         self._launch = Plain(self._device)
@@ -336,10 +334,8 @@ class Forwards:
             chunk_rows(self._request_states[chunk.sequence], chunk, positions)
             for chunk, positions in zip(chunks, repaired, strict=True)
         ]
-        sequences, logits_counts = (
-            [chunk.sequence for chunk in chunks],
-            [int(chunk.last) for chunk in chunks],
-        )
+        sequences = [chunk.sequence for chunk in chunks]
+        logits_counts = [int(chunk.last) for chunk in chunks]
         everyone, all_counts = [*sequences, *decodes], logits_counts + [times] * len(decodes)
         due = [
             DueToken(sequence, sequence.generated + offset)
@@ -349,10 +345,8 @@ class Forwards:
         tails = self._decode_rows(decodes) if times == 1 else None
         if tails is None:
             for sequence in decodes:
-                rows, request_state = (
-                    self._decode_state_rows(sequence, times),
-                    self._request_states[sequence],
-                )
+                rows = self._decode_state_rows(sequence, times)
+                request_state = self._request_states[sequence]
                 parts.append(cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop))
             sequences, logits_counts = everyone, all_counts
         states = self._state_rows(chunks, decodes, times)
@@ -420,10 +414,8 @@ class Forwards:
         return rows
 
     def _decode_state_rows(self, sequence: ScheduledSequence, times: int) -> StateRows:
-        request_state, start = (
-            self._request_states[sequence],
-            sequence.prompt + sequence.generated - 1,
-        )
+        request_state = self._request_states[sequence]
+        start = sequence.prompt + sequence.generated - 1
         capture_positions = request_state.allocation.captures
         captures = [position for position in capture_positions if start < position <= start + times]
         return StateRows(len(request_state.spans) - 1, start, start + times, captures)
@@ -544,10 +536,8 @@ class Engine:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Execute a scheduled step; its duration is measured from the end of the previous step."""
-        began, times = (
-            self._counter(),
-            self._steps_ahead(step) if self._at_once and deadline_ns is None else 1,
-        )
+        began = self._counter()
+        times = self._steps_ahead(step) if self._at_once and deadline_ns is None else 1
         phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9

@@ -104,10 +104,8 @@ def _attention(
     forward: Forward | None = kwargs.get("span_forward")
     if attention_mask is not None or forward is None:
         config: Any = module.config
-        kind, fault = (
-            config.model_type,
-            "builds masks of its own" if forward else "keeps arguments from them",
-        )
+        kind = config.model_type
+        fault = "builds masks of its own" if forward else "keeps arguments from them"
         raise ValueError(
             f"Models of type {kind!r} cannot be run: what calls their attention layers {fault}."
         )

@@ -464,11 +464,9 @@ class StoredMaps(SlotPool):
         self, shape: MapShape, device: torch.device | str, *, poison: bool = False
     ) -> None:
         form, state = shape.form, shape.state
-        self.form, self._repairs, self._transition_specs = (
-            form,
-            shape.repaired > 0,
-            form.specs(state),
-        )
+        self.form = form
+        self._repairs = shape.repaired > 0
+        self._transition_specs = form.specs(state)
         specs = {"written": state.state_spec(form.dtype), "conv": state.window_spec(shape.dtype)}
         specs |= self._transition_specs
         if self._repairs:

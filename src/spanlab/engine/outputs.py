@@ -91,12 +91,10 @@ class StepTokens:
         outputs: dict[int, list[int]],
         on_logits: OnLogits | None = None,
     ) -> None:
-        self._name, self._sampler, self._outputs, self._on_logits = (
-            name,
-            sampler,
-            outputs,
-            on_logits,
-        )
+        self._name = name
+        self._sampler = sampler
+        self._outputs = outputs
+        self._on_logits = on_logits
         self._due: list[DueToken] = []
         self._rows: list[Tensor] = []
         self._chosen: list[Tensor] = []

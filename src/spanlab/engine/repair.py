@@ -242,10 +242,8 @@ class Probe:
         self._pool, self._layers, device = context.pool, layers, context.model.device
         (self._slots,) = to_device([rows.slots], torch.int64, device)
         self._attention = attention_of(context, rows)
-        self._query_attention, self._count = (
-            attention_of(context, query_rows),
-            len(query_rows.indices),
-        )
+        self._query_attention = attention_of(context, query_rows)
+        self._count = len(query_rows.indices)
         self._positions = np.concatenate(
             [np.arange(span.index, span.index + span.length) for span, _ in query_rows.spans]
         )

@@ -614,12 +614,10 @@ class Packer:
         copier: Copier,
         device: torch.device,
     ) -> None:
-        self._request_states, self.outputs, self._copier, self._device = (
-            request_states,
-            outputs,
-            copier,
-            device,
-        )
+        self._request_states = request_states
+        self.outputs = outputs
+        self._copier = copier
+        self._device = device
 
     def pack(
         self,

@@ -191,10 +191,8 @@ def _plan_blocks(
         rows = np.array([[chunk.start] for chunk in selected]) + np.arange(width)
         valid = (rows < ends).ravel()
         counts = np.array([len(column) for column in columns[first:last]])
-        firsts, ranks = (
-            np.cumsum(counts) - counts,
-            np.concatenate([np.arange(count) for count in counts]),
-        )
+        firsts = np.cumsum(counts) - counts
+        ranks = np.concatenate([np.arange(count) for count in counts])
         stops = [
             _Stop(at, rank, names[rank], chunk.stop)
             for at, (rank, chunk) in enumerate(zip(ranks.tolist(), selected, strict=True))

@@ -468,11 +468,9 @@ class RunningState:
         assert self._maps is not None and self._working is not None, (
             "a span is entered before it is computed"
         )
-        maps, working, last = (
-            self._maps.maps,
-            self._working,
-            tokens.row + tokens.stop - tokens.start,
-        )
+        maps = self._maps.maps
+        working = self._working
+        last = tokens.row + tokens.stop - tokens.start
         actions: list[Action] = [
             MapScan(maps, tokens.row, last, working, tokens.start - tokens.origin)
         ]

@@ -584,10 +584,8 @@ class Prefill:
             middle = (low + high) // 2
             start = np.minimum(middle * unit, self.prompt_tokens)
             fits_step = self.computing(start, self.prompt_tokens) - 1 <= self.step_ns
-            low, high = (
-                np.where(fits_step, low, np.minimum(middle + 1, high)),
-                np.where(fits_step, middle, high),
-            )
+            low = np.where(fits_step, low, np.minimum(middle + 1, high))
+            high = np.where(fits_step, middle, high)
         return low * unit
 
 

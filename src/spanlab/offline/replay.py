@@ -171,11 +171,9 @@ def _ends(
     sessions: NDArray[np.integer] | None,
 ) -> list[Node]:
     """Return the node of a tree at which each request ends, when it holds all of them."""
-    ends, bounds, latest = (
-        list[Node](),
-        starts.tolist(),
-        dict[int, tuple[Node, NDArray[np.int32]]](),
-    )
+    ends = list[Node]()
+    bounds = starts.tolist()
+    latest = dict[int, tuple[Node, NDArray[np.int32]]]()
     names = [0] * (len(bounds) - 1) if sessions is None else sessions.tolist()
     for session, (start, stop) in zip(names, pairwise(bounds), strict=True):
         prompt = pieces[start:stop]
@@ -288,10 +286,8 @@ def replay(requests: ReplayRequests, rules: CacheRules) -> ReplayResult:
     cache, paths = _Cache(requests.paths, rules), requests.paths
     nodes, starts, seen = paths.nodes.tolist(), paths.starts.tolist(), paths.seen_tokens.tolist()
     lengths = paths.prompt_tokens, requests.output_lens
-    outputs, transient = (
-        rules.output_blocks(*lengths).tolist(),
-        rules.transient_bytes(*lengths).tolist(),
-    )
+    outputs = rules.output_blocks(*lengths).tolist()
+    transient = rules.transient_bytes(*lengths).tolist()
     arrived = requests.arrived_ns
     if rules.ttl_ns is not None and (arrived is None or (np.diff(arrived) < 0).any()):
         raise ValueError("rules.ttl_ns: expected arrivals that never decrease")
@@ -384,10 +380,8 @@ class _Cache:
         tokens, block = 0, self.rules.block
         for node in self._reduced.intersection(nodes):
             begin = self._start[node] // block
-            once, stored = (
-                self._kept.get(node, 0),
-                self._entries.get(node, 0) // self.rules.block_bytes,
-            )
+            once = self._kept.get(node, 0)
+            stored = self._entries.get(node, 0) // self.rules.block_bytes
             tokens += max(0, min(begin + once, limit // block) - (begin + stored)) * block
         return tokens
 
@@ -729,11 +723,9 @@ def in_cached_order(contents: Contents) -> Contents:
     order.
     """
     order = np.arange(len(contents.pieces))
-    pieces, starts, free = (
-        contents.pieces.tolist(),
-        contents.starts.tolist(),
-        contents.free.tolist(),
-    )
+    pieces = contents.pieces.tolist()
+    starts = contents.starts.tolist()
+    free = contents.free.tolist()
     served = _ServedTree()
     for first, stop in pairwise(starts):
         order[first:stop] = _served_order(pieces, free, range(first, stop), served)

@@ -384,10 +384,8 @@ class Panel:
         rows = {row.arm: row for row in self._all() if value_text(row.value) == category.text}
         shown = [(rank, rows[arm]) for rank, arm in enumerate(order) if arm in rows]
         colours = [self._strokes[row.arm].colour for _, row in shown]
-        x, y = (
-            [self._measure.of(row) for _, row in shown],
-            [rank + category.above for rank, _ in shown],
-        )
+        x = [self._measure.of(row) for _, row in shown]
+        y = [rank + category.above for rank, _ in shown]
         reach = self._measure.reach([row for _, row in shown])
         self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=style.INK, elinewidth=0.7)
         self._ax.scatter(
@@ -561,15 +559,11 @@ def _table(
 ) -> Table:
     """Return a row per arm and a column per value; transposed where an axis combines settings."""
     cells_by_arm = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
-    arms, values = (
-        list(dict.fromkeys(arm for arm, _ in cells_by_arm)),
-        [point.value for point in points],
-    )
+    arms = list(dict.fromkeys(arm for arm, _ in cells_by_arm))
+    values = [point.value for point in points]
     text = {value: value_text(value) for value in values}
-    file, title = (
-        f"{name}_by_{key.replace('/', ':').replace(' ', '+')}",
-        f"{label} by {axis_name(key)}",
-    )
+    file = f"{name}_by_{key.replace('/', ':').replace(' ', '+')}"
+    title = f"{label} by {axis_name(key)}"
     if len(points[0].settings) > 1:
         columns = (Column("point", "point", left=True), *(Column(arm, arm) for arm in arms))
         lines = [

@@ -55,14 +55,10 @@ MARGIN = 3  # limit ÷ noise: the largest of few differences is below the larges
 async def noise(subject: LiveSubject) -> Measurement:
     """Uncached answers to one prompt differ by no more than rounding explains; sets the limit of
     the properties."""
-    server, largest = (
-        subject.server,
-        {"repeated": 0.0, "in a batch": 0.0, "after a part of the answer": 0.0},
-    )
-    lengths, answers = (
-        [end + 3 for end in subject.ends] or [subject.longest // 2],
-        list[LiveAnswer](),
-    )
+    server = subject.server
+    largest = {"repeated": 0.0, "in a batch": 0.0, "after a part of the answer": 0.0}
+    lengths = [end + 3 for end in subject.ends] or [subject.longest // 2]
+    answers = list[LiveAnswer]()
     for number, length in enumerate(lengths):
         prompt = server.tokens(1 + number, length)
         first = await server.uncached(prompt)
@@ -79,10 +75,8 @@ async def noise(subject: LiveSubject) -> Measurement:
                 largest["after a part of the answer"], value
             )
         answers += [first, beside]
-    step, rounding = (
-        logit_step(answer.choices for answer in answers),
-        subject.test.settings.rounding,
-    )
+    step = logit_step(answer.choices for answer in answers)
+    rounding = subject.test.settings.rounding
     noises = ", ".join(f"{value:.2g} {how}" for how, value in largest.items())
     steps = f"; logits in steps of {step:.3g}" if step else ""
     subject.limit = min(rounding, max(LEAST_LIMIT, MARGIN * max(largest.values()), 2 * step))
@@ -283,10 +277,8 @@ async def chunked(subject: LiveSubject) -> Measurement:
 # ------------------------------------------------------------------------------
 
 _PREEMPTIONS = "vllm:num_preemptions_total"
-_DRAFTED, _ACCEPTED = (
-    "vllm:spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_total",
-)
+_DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 
 async def _capacity(subject: LiveSubject) -> int | None:

@@ -90,10 +90,8 @@ class TraceFile:
     def finished(self, record: Record | ServedRecord) -> None:
         """Write a request and its phases."""
         if isinstance(record, ServedRecord):  # a client sees no admission
-            names, times = (
-                ["first token", "decode"],
-                [record.arrived_s, record.first_token_s, record.finished_s],
-            )
+            names = ["first token", "decode"]
+            times = [record.arrived_s, record.first_token_s, record.finished_s]
         else:
             names = ["queued", "prefill", "decode"]
             times = [record.arrived_s, record.admitted_s, record.first_token_s, record.finished_s]

@@ -337,10 +337,8 @@ class FixedStep:
         )
         self._request = Request(0, 0, (Span(tokens.astype(np.int32)),), output_len=1)
         self._rules = BatchRules(max_num_batched_tokens=TOKENS, max_num_seqs=1)
-        config, strategy = (
-            EngineParts(spec, engine, self._rules),
-            Strategy(family="none", keep=False),
-        )
+        config = EngineParts(spec, engine, self._rules)
+        strategy = Strategy(family="none", keep=False)
         policy = build_policy(config, strategy, 0, TOKENS)
         assert isinstance(policy, TreePolicy), "an arm that stores nothing uses the policy `tree`"
         self._engine = build_engine(config, strategy, model, policy, [self._request])

@@ -610,10 +610,8 @@ def read_scores(path: Path) -> dict[int, dict[str, float]]:
     """Return means over the tokens of each gold answer by request and score, from a run that
     recorded scores."""
     with np.load(path, allow_pickle=False) as file:
-        requests, scores = (
-            file["scored"][:, 0],
-            {name: file[name] for name in ("nll", "kl", "top1")},
-        )
+        requests = file["scored"][:, 0]
+        scores = {name: file[name] for name in ("nll", "kl", "top1")}
     means: dict[int, dict[str, float]] = {}
     for request in np.unique(requests).tolist():
         means[request] = {

@@ -84,10 +84,8 @@ class LastWorkload:
         arguments = asdict(settings), cache_dir, serves
         if self._last is None or arguments != self._last_arguments:
             self._last = None  # else both would be in memory
-            self._last_arguments, self._last = (
-                arguments,
-                build_workload(settings, cache_dir, serves),
-            )
+            self._last_arguments = arguments
+            self._last = build_workload(settings, cache_dir, serves)
         return self._last
 
 

@@ -13,13 +13,11 @@ from spanlab.report.table import MISSING, Cell, Column, Table, significant
 # Measurements of properties and the verdicts on them.
 # ------------------------------------------------------------------------------
 
-PASSED, FAILED, REFUSED, ABSENT, UNTESTED = (
-    "passed",
-    "failed",
-    "refused",
-    "not applicable",
-    "not tested",
-)
+PASSED = "passed"
+FAILED = "failed"
+REFUSED = "refused"
+ABSENT = "not applicable"
+UNTESTED = "not tested"
 
 
 @dataclass(frozen=True)
@@ -164,10 +162,8 @@ def difference(answer: Sequence[Choice], reference: Sequence[Choice]) -> Differe
     is_ours = len(answer) > end
     choice = (answer if is_ours else reference)[end]
     gap = choice.logprobs[choice.token] - choice.least
-    tokens, gaps = (
-        (choice.token, "") if is_ours else ("", choice.token),
-        (gap, 0.0) if is_ours else (0.0, gap),
-    )
+    tokens = (choice.token, "") if is_ours else ("", choice.token)
+    gaps = (gap, 0.0) if is_ours else (0.0, gap)
     worst, position = max((worst, position), (gap / 2, end))
     return Difference(worst, position, end, tokens, gaps)
 

@@ -283,10 +283,8 @@ class Screen:
     """Shows the numbers on a console."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._live = (
-            console,
-            Live(console=console, auto_refresh=False, transient=True),
-        )
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
         self._computed, self._line_before = 0, ""
 
     def __enter__(self) -> Screen:

@@ -349,10 +349,8 @@ def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[Worklo
 
 def _key(option: Field[Any]) -> tuple[str, Any, Any]:
     """Return name, type and field of the key of a parameter; files are text in settings."""
-    types, default = (
-        [str if kind is Path else kind for kind in _types(option.type)],
-        default_of(option),
-    )
+    types = [str if kind is Path else kind for kind in _types(option.type)]
+    default = default_of(option)
     if default == REQUIRED:
         types, default = [*types, NoneType], None  # `SOURCES.check` requires a value
     meaning = option.metadata["meaning"] or "option of its function"

@@ -395,10 +395,8 @@ def select_questions(
         replace(document, questions=document.questions[: selection.questions_per_document])
         for document in with_questions[: selection.documents]
     ]
-    regular, novel_documents = (
-        chosen[: len(chosen) - (novel or 0)],
-        chosen[len(chosen) - (novel or 0) :],
-    )
+    regular = chosen[: len(chosen) - (novel or 0)]
+    novel_documents = chosen[len(chosen) - (novel or 0) :]
     if not regular:
         raise ValueError(
             f"workload.questions.novel={novel}: expected fewer than {len(chosen)}, the documents served"

@@ -278,10 +278,8 @@ def _verify(shape: Shape, prompts: Sequence[Tokens]) -> None:
     ]
     order = sorted(range(len(prompts)), key=lambda request: _sort_key(prompts[request]))
     for first, second in pairwise(order):
-        real, made_length = (
-            shared_length(prompts[first], prompts[second]),
-            shared_length(prompts_of_shape[first], prompts_of_shape[second]),
-        )
+        real = shared_length(prompts[first], prompts[second])
+        made_length = shared_length(prompts_of_shape[first], prompts_of_shape[second])
         if real != made_length:
             raise ValueError(
                 f"the shape of {shape.meta['name']} keeps {made_length} of the {real} tokens that prompts {first} and "

@@ -152,12 +152,10 @@ class RetentionRules:
     def __init__(
         self, ranges: Sequence[Retention], output: Retention, block_size: int, moment: Moment
     ) -> None:
-        self._ranges, self._output, self._block_size, self._moment = (
-            ranges,
-            output,
-            block_size,
-            moment,
-        )
+        self._ranges = ranges
+        self._output = output
+        self._block_size = block_size
+        self._moment = moment
         self._starts = [retention.start for retention in ranges]
         bounds = {
             bound for retention in ranges for bound in (retention.start, retention.stop) if bound
@@ -282,12 +280,10 @@ class PriorityCandidates(RankedHeap[RankedT]):
         moment: Moment,
     ) -> None:
         super().__init__(kind, self._by_priority)
-        self._retention_of, self._split_new, self._refreshes, self._moment = (
-            retention_of,
-            split,
-            refreshes,
-            moment,
-        )
+        self._retention_of = retention_of
+        self._split_new = split
+        self._refreshes = refreshes
+        self._moment = moment
         self._retained: dict[RankedT, RetentionEntry] = {}
         self._expiring: list[tuple[int, int, RankedT]] = []
 

@@ -544,12 +544,10 @@ class BlockPool:
         runs = self._runs[group]
         known = runs.get(digest)
         self.num_published[group] += 1
-        block.group, block.digests, block.source, block.stored = (
-            group,
-            array("Q", (digest,)),
-            source,
-            True,
-        )
+        block.group = group
+        block.digests = array("Q", (digest,))
+        block.source = source
+        block.stored = True
         if known is not None and known.stored:
             self._copies.setdefault(BlockKey(group, digest), []).append(block)
             known.missed = known.missed and source is None

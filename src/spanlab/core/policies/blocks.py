@@ -806,10 +806,8 @@ class BlockPolicy:
         """Free all blocks, last tokens first, of a finished or preempted request."""
         for group, table in zip(self._groups, allocation.tables, strict=True):
             if table.unkeyed:
-                chain, length = (
-                    self._matcher.chain(allocation.plan.request),
-                    table.num_visited * group.size,
-                )
+                chain = self._matcher.chain(allocation.plan.request)
+                length = table.num_visited * group.size
                 self._pool.publish_counted(
                     group.index, table, chain.digests_to(length), chain.source(length)
                 )

@@ -252,10 +252,8 @@ class UnsharedPolicy:
     def append(self, allocation: CountedAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Allocate the blocks of tokens `[start, stop)` and of drafts; False where there are not
         enough."""
-        new, states = (
-            blocks_of(stop + drafts, self.size) - allocation.num_blocks,
-            self._states - allocation.states,
-        )
+        new = blocks_of(stop + drafts, self.size) - allocation.num_blocks
+        states = self._states - allocation.states
         if new + states > self.store.num_free:
             return False
         if states:
@@ -328,11 +326,9 @@ class UnsharedPolicy:
     def need(self, request: Request) -> Need:
         """Return the largest memory of one request: whole blocks, and the null block of the
         engine's pool."""
-        tokens, block_bytes, null_block = (
-            request.num_tokens + request.output_len - 1,
-            self.store.block_bytes,
-            1,
-        )
+        tokens = request.num_tokens + request.output_len - 1
+        block_bytes = self.store.block_bytes
+        null_block = 1
         kv = (blocks_of(tokens, self.size) + null_block) * block_bytes
         return Need(tokens, 0, 1, kv, self._states * block_bytes)
 

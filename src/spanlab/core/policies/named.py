@@ -228,10 +228,8 @@ def slots(
     ] = True,
 ) -> Policy:
     """Slots of one sequence each, as in llama.cpp's server; for models of attention alone."""
-    memory, host = (
-        _memory("slots", model, budget, token_bytes),
-        int(cache_ram_gib * GIB) // token_bytes,
-    )
+    memory = _memory("slots", model, budget, token_bytes)
+    host = int(cache_ram_gib * GIB) // token_bytes
     rules = SlotRules(
         parallel, kv_unified, slot_prompt_similarity, cache_reuse, host, cache_idle_slots
     )

@@ -133,10 +133,8 @@ def best_of(sequences: list[Sequence], current: Sequence, wanted: Sequence) -> S
     """Return the sequence that a prompt uses most of, and that has more of the prompt than
     `current`; None: no such."""
     common = current.common(wanted)
-    used, share = (
-        _share(common, len(current)) if len(current) else -1.0,
-        _share(common, len(wanted)),
-    )
+    used = _share(common, len(current)) if len(current) else -1.0
+    share = _share(common, len(wanted))
     best = None
     for sequence in sequences:
         common = sequence.common(wanted)

@@ -44,11 +44,9 @@ class Captures:
     block ends."""
 
     def __init__(self, rules: ReuseRules, store: Store) -> None:
-        self._maps, self._map_bytes, self._state_bytes = (
-            rules.maps,
-            rules.map_bytes,
-            store.state_bytes,
-        )
+        self._maps = rules.maps
+        self._map_bytes = rules.map_bytes
+        self._state_bytes = store.state_bytes
         self._block_size = store.tree.block_size
         self._unit = max(self._block_size, rules.grid) if rules.needs_states else self._block_size
 
@@ -109,12 +107,10 @@ class Matcher:
         captures: Captures,
         ledger: Ledger,
     ) -> None:
-        self._rules, self._block_size, self._index, self._captures = (
-            rules,
-            block_size,
-            index,
-            captures,
-        )
+        self._rules = rules
+        self._block_size = block_size
+        self._index = index
+        self._captures = captures
         self._ledger = ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         self._last_layout: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
@@ -405,10 +401,8 @@ class TreePolicy:
         shared = sum(
             [span_plan.resume for span_plan in plan.cache_spans if span_plan.twin is not None]
         )
-        private, reserved_to = (
-            private_tokens(plan, rules, store.tree.block_size),
-            plan.prompt + generated + drafts,
-        )
+        private = private_tokens(plan, rules, store.tree.block_size)
+        reserved_to = plan.prompt + generated + drafts
         kv = (reserved_to - sum(stored) - shared + private) * store.token_bytes
         paths = [
             (span_plan.match_node, length)

@@ -72,12 +72,10 @@ class Calls:
         if any(call.body.get(key) for key in ("messages", "input", "contents")):
             keys, lengths, opens, prompt = self._reader.pieces(call.body, is_line=False)
         else:
-            keys, lengths, opens, prompt = (
-                np.zeros(0, dtype=np.int64),
-                np.zeros(0, dtype=np.int64),
-                (),
-                None,
-            )
+            keys = np.zeros(0, dtype=np.int64)
+            lengths = np.zeros(0, dtype=np.int64)
+            opens = ()
+            prompt = None
             unread.finish()
         known, counted = call.session in self._fronts, int(lengths.sum())
         if not known and not np.isnan(call.usage.prompt):
@@ -314,19 +312,15 @@ class _Tree:
         session = str(row.label(*_NAMES) or "")
         agent = row.label("agentId", "parent_tool_use_id")
         branch = session, None if agent is None else str(agent)
-        node.parent, node.is_first = (
-            self._parent(row, node, branch),
-            bool(row.get("isCompactSummary")),
-        )
+        node.parent = self._parent(row, node, branch)
+        node.is_first = bool(row.get("isCompactSummary"))
         if isinstance(uuid, str):
             self._nodes[uuid] = node
         if isinstance(uuid, str) or is_message:
             self._last[branch] = node
         if kind == "attachment":
-            node.role, node.content = (
-                "user",
-                [{"type": "attachment", "attachment": row.get("attachment")}],
-            )
+            node.role = "user"
+            node.content = [{"type": "attachment", "attachment": row.get("attachment")}]
         elif not is_message:
             subtype = row.get("subtype")
             beside = f" ({subtype:.40})" if isinstance(subtype, str) else ""

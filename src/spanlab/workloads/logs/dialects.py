@@ -217,11 +217,9 @@ def _blocks_of_part(piece: Mapping[str, Any]) -> Iterator[Block]:
     signature = _either(piece, "thoughtSignature")
     if signature:
         yield {"type": "redacted_thinking", "data": signature}
-    text, call, answer = (
-        piece.get("text"),
-        _either(piece, "functionCall"),
-        _either(piece, "functionResponse"),
-    )
+    text = piece.get("text")
+    call = _either(piece, "functionCall")
+    answer = _either(piece, "functionResponse")
     data, file = _either(piece, "inlineData"), _either(piece, "fileData")
     if isinstance(text, str):
         yield (

@@ -205,10 +205,8 @@ def _mooncake_entry(row: Row, line: int, size: int, file: LogFile) -> Entry:
     tokens = file.check_length(row.count("input_length"), "input_length")
     # a turn of new tokens alone
     if row.get("hash_ids") is None and row.get("session_id") is not None:
-        keys, lengths = (
-            np.array([hash_name((line, "new"))], dtype=np.int64),
-            np.array([tokens], dtype=np.int64),
-        )
+        keys = np.array([hash_name((line, "new"))], dtype=np.int64)
+        lengths = np.array([tokens], dtype=np.int64)
     else:
         keys, lengths = block_keys(row), block_lengths(tokens, size)
     if len(keys) != len(lengths):
@@ -611,10 +609,8 @@ def _session(row: Row, line: int) -> _AgentSessionsSession:
 
 def _session_entries(session: _AgentSessionsSession, file: LogFile) -> Iterator[Entry]:
     try:
-        size, requests = (
-            session.row.count("block_size", least=1, default=BLOCK),
-            list(_requests(session.row)),
-        )
+        size = session.row.count("block_size", least=1, default=BLOCK)
+        requests = list(_requests(session.row))
     except BadFieldError as error:
         file.refuse(session.line, str(error))
         return

@@ -68,10 +68,8 @@ _CREATED = (
 #: The same tokens by the time that they stay, beside their sum or in place of it.
 _CREATED_BY_TIME = ("input_cache_creation_5m", "input_cache_creation_1h")
 _THOUGHTS = ("output_reasoning", "output_reasoning_tokens", "completion_details.reasoning")
-_INPUT, _OUTPUT = (
-    ("input", "promptTokens", "prompt_tokens", "input_tokens"),
-    ("output", "completionTokens"),
-)
+_INPUT = ("input", "promptTokens", "prompt_tokens", "input_tokens")
+_OUTPUT = ("output", "completionTokens")
 _TOTAL = ("total", "totalTokens", "total_tokens")
 
 
@@ -435,15 +433,11 @@ def _span_of(
 
 
 def _helicone(row: Row) -> Span:
-    name, path = (
-        row.label("request_id", "response_id"),
-        str(row.get("request_path", "target_url") or ""),
-    )
+    name = row.label("request_id", "response_id")
+    path = str(row.get("request_path", "target_url") or "")
     start, end = row.seconds("request_created_at"), row.seconds("response_created_at")
-    wait, first = (
-        row.duration("delay_ms", "latency", scale=1e-3),
-        row.duration("time_to_first_token", scale=1e-3),
-    )
+    wait = row.duration("delay_ms", "latency", scale=1e-3)
+    first = row.duration("time_to_first_token", scale=1e-3)
     properties = unpacked(row.get("request_properties", "properties"))
     properties = Row(properties if isinstance(properties, dict) else {})
     session, status = properties.label(*_SESSIONS), count_of(row.fields, "response_status")
@@ -524,10 +518,8 @@ def _portkey(row: Row) -> Span:
     usage = usage_in(answer)
     span.usage, span.output = counted(usage), output_in(usage)
     if np.isnan(span.usage.prompt):
-        span.usage, span.output = (
-            Usage(count_of(row.fields, "req_units")),
-            count_of(row.fields, "res_units"),
-        )
+        span.usage = Usage(count_of(row.fields, "req_units"))
+        span.output = count_of(row.fields, "res_units")
     span.body = lambda: _stored_body(Row({"body": _portkey_side(row, "request")}), "body")
     return span
 

@@ -146,11 +146,9 @@ def _fields_of(event: Any, leave: Callable[[str], object]) -> Row | None:
 
 
 def _check_stored(row: Row, hashes: list[Any]) -> None:
-    parent, extra, tokens = (
-        row.get("parent_block_hash"),
-        row.get("extra_keys"),
-        row.get("token_ids"),
-    )
+    parent = row.get("parent_block_hash")
+    extra = row.get("extra_keys")
+    tokens = row.get("token_ids")
     if parent is not None and (not _is_hash(parent) or parent in hashes):
         raise BadFieldError(
             "parent_block_hash", f"the hash of another block, or null{actual(parent)}"

@@ -435,11 +435,9 @@ class Columns:
 
     def _expanded(self, starts: Ints, stored: NDArray[Any]) -> NDArray[Any]:
         """Return values of all pieces from those that are stored."""
-        values, done, runs = (
-            np.empty(int(starts[-1]), dtype=stored.dtype),
-            0,
-            zip(*[iter(self._runs)] * 2, strict=True),
-        )
+        values = np.empty(int(starts[-1]), dtype=stored.dtype)
+        done = 0
+        runs = zip(*[iter(self._runs)] * 2, strict=True)
         rows = zip(starts.tolist(), self._run_counts, self._copied, self._sources, strict=False)
         for first, count, copied, source in rows:
             values[first : first + copied] = values[source : source + copied]
@@ -552,11 +550,9 @@ def _ranks(keys: Keys) -> NDArray[np.int32]:
     Each batch is ranked by itself, and only its distinct keys among all: prompts near each other
     repeat each other.
     """
-    batches, distinct_by_batch, ranks = (
-        range(0, len(keys), _BATCH),
-        list[Keys](),
-        np.empty(len(keys), dtype=np.int32),
-    )
+    batches = range(0, len(keys), _BATCH)
+    distinct_by_batch = list[Keys]()
+    ranks = np.empty(len(keys), dtype=np.int32)
     for start in batches:
         order = np.argsort(keys[start : start + _BATCH])
         ordered = keys[start : start + _BATCH][order]

@@ -98,10 +98,8 @@ class Prompts(Sequence[Prompt | None]):
         number = self._order[request]
         if number is None:
             return None
-        numbers, objects = (
-            self._parts[self._starts[number] : self._starts[number + 1]],
-            self._objects,
-        )
+        numbers = self._parts[self._starts[number] : self._starts[number + 1]]
+        objects = self._objects
         parts: list[Any] = list(map(objects.get, numbers))
         for each in filter(objects.__contains__, numbers):
             objects.move_to_end(each)

@@ -205,10 +205,8 @@ class LogSource:
         )
 
         def entry(request: int, prompt: Prompt | None, name: str = "") -> Entry:
-            pieces, front = (
-                None if prompt is None else self._reader.pieces_of(prompt, name),
-                fronts[request],
-            )
+            pieces = None if prompt is None else self._reader.pieces_of(prompt, name)
+            front = fronts[request]
             if front or pieces is None:
                 pieces = _behind(log, request, front, pieces)
             keys, lengths, opens, _ = pieces
@@ -251,10 +249,8 @@ def _behind(log: Log, request: int, front: int, pieces: Pieces | None) -> Pieces
     first, stop = log.starts[request : request + 2].tolist()
     stop = stop if pieces is None else first + front
     keys = salt_keys(log.pieces[first:stop].astype(np.int64), "as it was")
-    lengths, opens = (
-        log.lengths[first:stop].astype(np.int64),
-        np.flatnonzero(log.opens[first:stop])[1:].tolist(),
-    )
+    lengths = log.lengths[first:stop].astype(np.int64)
+    opens = np.flatnonzero(log.opens[first:stop])[1:].tolist()
     if pieces is None:
         return Pieces(keys, lengths, tuple(opens))
     opens += [front, *[front + index for index in pieces.opens]]
@@ -416,13 +412,11 @@ class _TimeOrder:
     """Check of time order: the latest time so far, and the entries with an earlier time."""
 
     def __init__(self, file: LogFile, sorts: bool) -> None:
-        self.file, self.sorts, self.at, self.line, self.late_entries = (
-            file,
-            sorts,
-            -np.inf,
-            0,
-            list[Entry](),
-        )
+        self.file = file
+        self.sorts = sorts
+        self.at = -np.inf
+        self.line = 0
+        self.late_entries = list[Entry]()
 
     def in_order(self, entry: Entry) -> bool:
         if entry.at is None or entry.at >= self.at:

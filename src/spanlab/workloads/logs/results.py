@@ -129,10 +129,8 @@ def _guided_request(request: Any, path: str, line: int, file: LogFile) -> Iterat
         raise BadFieldError(path, f"an object{actual(request)}")
     row = Row(request)
     try:
-        tokens, output = (
-            row.get(*_INPUTS),
-            row.count("output_tokens", "output_metrics.text_tokens", default=0),
-        )
+        tokens = row.get(*_INPUTS)
+        output = row.count("output_tokens", "output_metrics.text_tokens", default=0)
         start = row.seconds(*_STARTS)
         if tokens is None:
             file.set_aside(NO_LENGTH)

@@ -357,10 +357,8 @@ def _block(block: Any) -> Any:
     if kind == "reasoning" and isinstance(block.get("content"), str):
         return {"type": "thinking", "thinking": block["content"]}
     if kind in ("tool_call", "tool-call"):
-        name, inputs = (
-            block.get("name", block.get("toolName")),
-            block.get("arguments", block.get("input")),
-        )
+        name = block.get("name", block.get("toolName"))
+        inputs = block.get("arguments", block.get("input"))
         return {
             "type": "tool_use",
             "id": block.get("id", block.get("toolCallId")),

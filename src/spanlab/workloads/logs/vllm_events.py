@@ -117,10 +117,8 @@ def _messages(file: LogFile) -> Iterator[_Message]:
                 return
             size = unpacker.tell() - position
             if frame_bytes:
-                topic, sequence = (
-                    frame[:-_SEQUENCE_BYTES],
-                    int.from_bytes(frame[-_SEQUENCE_BYTES:], "big"),
-                )
+                topic = frame[:-_SEQUENCE_BYTES]
+                sequence = int.from_bytes(frame[-_SEQUENCE_BYTES:], "big")
                 yield _Message(number, content, size, topic, sequence)
             elif message := _unframed(content, number, size, file):
                 yield message
