@@ -120,6 +120,13 @@ def test_answers_have_five_rows_of_four_columns():
     assert [origin, questions] == ["Measured: m on d.", "100 questions about 25 collections of facts, commit abc."]
 
 
+def test_the_time_of_transformers_stands_below_the_answers_where_it_was_measured():
+    none = ANSWERS["methods"]["none"] | {"plain_s": measured(0.25, 0.01)}
+    beside = ANSWERS | {"methods": ANSWERS["methods"] | {"none": none}}
+    *_, origin, plain, _ = texts.methods_of_answers(beside).splitlines()
+    assert [origin, plain] == ["Measured: m on d.", "The same prompts take 250 [240, 260] ms in plain transformers."]
+
+
 def test_repairs_are_slower_where_the_whole_interval_is():
     assert texts.answers_claim(ANSWERS).splitlines() == [
         "1 of 2 repairs are slower than full recompute.",
