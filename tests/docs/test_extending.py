@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from spanlab.cli import compose, main, registries
 from spanlab.errors import sentence
-from spanlab.registry import MOVED
+from spanlab.registry import MOVED, forget
 from spanlab.study.run import run_study
 
 from ..support.script import docs_script
@@ -37,13 +38,15 @@ SMALL = ("workload.documents=2", "workload.questions_per_document=3")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with every file of the page and its log."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with every file of the page and its log; later tests have no name of its plugins."""
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     (tmp_path / "requests.jsonl").write_text(LOG)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for file in tmp_path.glob("*.py"):
+        forget(str(file))
 
 
 def run(root: Path, *overrides: str, entry: str = "smoke") -> tuple[Path, dict]:
