@@ -41,11 +41,14 @@ def answers_claim(summary: Summary) -> str:
     methods = summary["methods"]
     pic = {arm: entry for arm, entry in methods.items() if entry["family"] not in EXACT}
     repairs = [entry for entry in pic.values() if entry["family"] not in WITHOUT_REPAIR]
-    slower = sum(entry["speedup"]["high"] < 1 for entry in repairs)
+    speedups = [entry["speedup"] for entry in repairs]
+    slower = sum(speedup["high"] < 1 for speedup in speedups if speedup)
+    speed = f"{slower} of {len(repairs)} repairs are slower than full recompute."
+    withheld = "Speedups are withheld: the machine was noisy."
     most = max(pic, key=lambda arm: pic[arm]["benefit_kept"]["mean"])
     ordered, repaired = (100 * methods[arm]["benefit_kept"]["mean"] for arm in ("cached_order", most))
     return (
-        f"{slower} of {len(repairs)} repairs are slower than full recompute.\n"
+        f"{speed if all(speedups) else withheld}\n"
         f"Cached order keeps {ordered:.0f} % of the benefit.\n"
         f"The best position-independent method, `{most}`, keeps {repaired:.0f} %.\n"
     )

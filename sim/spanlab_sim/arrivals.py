@@ -80,8 +80,8 @@ class Poisson(Arrivals):
     """One Poisson process for the whole system: independent exponential gaps with mean 1 /
     rate_rps."""
 
-    rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second")
-    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+    rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second", example=8.0)
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled", example="shuffled")
 
     def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
         gaps = rng.standard_exponential(len(requests))
@@ -99,9 +99,11 @@ class Gamma(Arrivals):
     the very fluctuation of the load that makes queues.
     """
 
-    rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second")
-    burstiness: float = field(REQUIRED, positive, "shape of the gaps' distribution")
-    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+    rate_rps: float = field(REQUIRED, positive, "mean rate, requests per second", example=8.0)
+    burstiness: float = field(
+        REQUIRED, positive, "shape of the gaps' distribution; below 1: bursts", example=0.25
+    )
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled", example="shuffled")
 
     def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
         gaps = rng.standard_gamma(self.burstiness, len(requests)) / self.burstiness
@@ -113,8 +115,8 @@ class Gamma(Arrivals):
 class Deterministic(Arrivals):
     """Equal gaps of 1 / rate_rps, one of them before the first request, as in the random kinds."""
 
-    rate_rps: float = field(REQUIRED, positive, "rate, requests per second")
-    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled")
+    rate_rps: float = field(REQUIRED, positive, "rate, requests per second", example=8.0)
+    order: str | None = field(None, ORDERS, f"{_ORDER}; null: shuffled", example="shuffled")
 
     @property
     def draws(self) -> bool:
@@ -158,9 +160,13 @@ class PoissonPerGroup(Arrivals):
 @dataclass
 @ARRIVALS.register("closed_loop")
 class ClosedLoop(Arrivals):
-    """All requests ready at time zero; `serve` holds back all but `clients` of them."""
+    """A fixed number of requests in flight, one per client: the next one arrives when one of them
+    finishes.
 
-    clients: int = field(REQUIRED, positive, _CLIENTS)
+    All requests are ready at time zero; `serve` holds back all but `clients` of them.
+    """
+
+    clients: int = field(REQUIRED, positive, _CLIENTS, example=1)
     order: str | None = field(None, ORDERS, f"{_ORDER}; null: by_group")
 
     @property
@@ -419,14 +425,14 @@ def _turns(group: list[Request], waits: dict[int, int], start: int) -> list[Requ
 @dataclass
 @ARRIVALS.register("novel_stream")
 class NovelStream(Arrivals):
-    """All requests ready at time zero, `clients` of them in flight: `known_first` known ones, then
-    all others mixed.
+    """A fixed number of requests in flight: `known_first` known ones alone, then all others mixed.
 
-    A request is novel if it shares no passage with another request.
+    All requests are ready at time zero, `clients` of them in flight. A request is novel if it
+    shares no passage with another request.
     """
 
-    clients: int = field(REQUIRED, positive, _CLIENTS)
-    known_first: int = field(REQUIRED, positive, "requests before the first novel one")
+    clients: int = field(REQUIRED, positive, _CLIENTS, example=1)
+    known_first: int = field(REQUIRED, positive, "requests before the first novel one", example=200)
 
     def arrive(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
         check_unique(requests)

@@ -216,12 +216,17 @@ class Roofline(Timing):
 class Constant(Timing):
     """A fixed price per computed token and per step."""
 
-    seconds_per_computed_token: float = field(REQUIRED, not_negative, "seconds of a computed token")
+    seconds_per_computed_token: float = field(
+        REQUIRED, not_negative, "seconds of a computed token", example=0.0001
+    )
     seconds_per_decode_token: float | None = field(
-        None, not_negative, "seconds of a decoded token; null: that of a computed token"
+        None,
+        not_negative,
+        "seconds of a decoded token; null: that of a computed token",
+        example=0.0,
     )
     seconds_per_step: float | None = field(
-        None, not_negative, "seconds of a step, beside its tokens; null: 0"
+        None, not_negative, "seconds of a step, beside its tokens; null: 0", example=0.0
     )
 
     def __post_init__(self) -> None:

@@ -158,14 +158,15 @@ def among(value: str, choices: Iterable[str]) -> str:
 Check = Callable[[str, Any], None] | Iterable[str] | None
 
 
-def field(default: Any, check: Check, meaning: str) -> Any:
+def field(default: Any, check: Check, meaning: str, example: Any = None) -> Any:
     """Declare a key of settings.
 
     `default`  the default, or the class that makes it; REQUIRED: none
     `check`    raises ValueError for (key, value), or the names to choose from; None: any value
     `meaning`  one phrase for --help and docs/configuration.md
+    `example`  value that the choice of a kind alone sets, as arrivals=poisson
     """
-    metadata = {"check": check, "meaning": meaning}
+    metadata = {"check": check, "meaning": meaning, "example": example}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     if isinstance(default, type):

@@ -135,6 +135,12 @@ def test_repairs_are_slower_where_the_whole_interval_is():
     ]
 
 
+def test_a_noisy_machine_withholds_the_claim_on_speed():
+    withheld = {arm: entry | {"speedup": None} for arm, entry in ANSWERS["methods"].items()}
+    first, *_ = texts.answers_claim(ANSWERS | {"methods": withheld}).splitlines()
+    assert first == "Speedups are withheld: the machine was noisy."
+
+
 def rule_entry(arm: str, family: str, *rates: float) -> dict:
     """A rule at one point, as a row has it."""
     by_seed = {f"rules.hit_rates.{seed}": rate for seed, rate in enumerate(rates)}

@@ -16,7 +16,7 @@ from spanlab.settings.composition import as_settings, full_words, with_sections
         ("smoke", ["arms.none.block_size=32", "~arms.kv_only", "arms.boundary.block_size=64"]),
         ("smoke", ["store.total_gib=2", "++store.total_gib=3"]),
         ("quality_sim", ["+strategy@arms.mine=dp", "arms.mine.placement.count=7", "hardware=rtx4090"]),
-        ("pic_bench", ["engine={record: tokens}", "model=tiny-qwen3"]),
+        ("pic_bench", ["engine={record: tokens}", "model=qwen3-8b"]),
     ],
 )
 def test_a_second_composition_equals_hydras(entry, overrides):

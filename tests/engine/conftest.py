@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spanlab.engine.load import wrap
+from spanlab.engine.load import random_model, wrap
 from spanlab.engine.model import SpanModel
 
 from ..support.shared import MODELS
-from .factories import make_choice
+from .factories import family_config, make_choice
 from .llama2c import read_model
 
 
@@ -27,10 +27,10 @@ def make_model() -> Callable[..., SpanModel]:
     return cache(make_choice)
 
 
-@pytest.fixture(scope="session", params=["tiny", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
-def model(request: pytest.FixtureRequest, make_model: Callable[..., SpanModel]) -> SpanModel:
+@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3", "mistral"])
+def model(request: pytest.FixtureRequest) -> SpanModel:
     """A random model of each family."""
-    return make_model(request.param)
+    return random_model(request.param, family_config(request.param))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.outputs import Sampler
 from spanlab.engine.pages import PagePool, PoolShape
 from spanlab.engine.slots import ALL, StatePool
+from spanlab.model_files import find_config
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
 from spanlab_sim.run import serve
@@ -68,6 +69,23 @@ KERNELS = {  # where keys are rotated, and how they are stored for it
     "pre_rotated": {"keys": "local", "kernel": "pre_rotated", "sharing": "private"},
 }
 HEAD, QUESTION = -1, -2
+
+
+#: Keys that make `tiny` or `tiny-hybrid` a model of another family.
+FAMILIES = {
+    "llama": {},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3"},
+    "qwen3_5": {},
+    "qwen3_next": {"model_type": "qwen3_next", "num_experts": 0},
+}
+
+
+def family_config(family: str) -> PreTrainedConfig:
+    """The config of `tiny`, or of `tiny-hybrid` for a hybrid, as a model of a family."""
+    keys = dict(find_config("tiny-hybrid" if "qwen3_" in family else "tiny", "engine.name").keys)
+    return AutoConfig.for_model(**keys | FAMILIES[family])
 
 
 @cache

@@ -16,7 +16,7 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, check_model, distance, eager_twin, in_float32
 
 from ..support.shared import MODELS, needs
-from .factories import SMALL, make_slow_hybrid
+from .factories import FAMILIES, SMALL, family_config, make_slow_hybrid
 from .llama2c import read_model
 
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
@@ -50,9 +50,9 @@ def test_trained_models_pass_in_every_precision(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
-@pytest.mark.parametrize("name", ["tiny", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-hybrid", "tiny-qwen3-next"])
-def test_every_family_passes_in_every_precision(name, dtype):
-    assert wrap(name, draw(named_config(name), dtype)).dtype == dtype
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes_in_every_precision(family, dtype):
+    assert wrap(family, draw(family_config(family), dtype)).dtype == dtype
 
 
 def test_a_model_that_amplifies_rounding_passes():

@@ -765,16 +765,6 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
     return {(None, f"base_{name}"): entry.schema for name, entry in ENTRIES.items()} | _GROUPS
 
 
-#: Choices that are the defaults of their schema.
-_DEFAULTS = {
-    ("store", "unlimited"): "No limit.",
-    (
-        "tier",
-        "own",
-    ): "Your own tier: store.tiers.NAME.gib=SIZE store.tiers.NAME.bandwidth_gb_s=RATE.",
-}
-
-
 class Choice(NamedTuple):
     """A choice that no file of conf/ describes.
 
@@ -786,11 +776,32 @@ class Choice(NamedTuple):
     meaning: str
 
 
+_MEMORY = "KV and states together, running requests included."
+#: Choices that set one key at most.
+_STATED: dict[tuple[str | None, str], Choice] = {
+    ("store", "gib_2"): Choice({"total_gib": 2}, _MEMORY),
+    ("store", "gib_16"): Choice({"total_gib": 16}, _MEMORY),
+    ("store", "gib_64"): Choice({"total_gib": 64}, _MEMORY),
+    ("store", "unlimited"): Choice({}, "No limit."),
+    ("strategy", "kv_only"): Choice(
+        {"family": "kv_only"},
+        "Stores KV and no state: on a hybrid model it matches prompts and reuses nothing.",
+    ),
+    ("tier", "own"): Choice(
+        {}, "Your own tier: store.tiers.NAME.gib=SIZE store.tiers.NAME.bandwidth_gb_s=RATE."
+    ),
+    ("workload", "plugin"): Choice(
+        {"kind": "???"},
+        "A workload from a plugin: plugins=[FILE] workload.kind=NAME workload.KEY=VALUE.",
+    ),
+}
+
+
 def choices_without_file() -> dict[tuple[str | None, str], Choice]:
     """Return the choices that have no file, by (group, name); entries have the group None.
 
-    An entry without further settings, a kind with its own defaults, and a strategy that sets its
-    placement alone: a file would repeat the name.
+    An entry without further settings, a kind with its own defaults, a size, and a strategy that
+    sets its placement alone: a file would repeat the name.
     """
     made: dict[tuple[str | None, str], Choice] = {}
     for name in ENTRIES.keys() - {"study"}:  # which config.yaml completes
@@ -798,10 +809,16 @@ def choices_without_file() -> dict[tuple[str | None, str], Choice]:
         made[None, name] = Choice(content, summary_of(ENTRIES[name].schema))
     for (group, _), schema in _GROUPS.items():
         kinds: Any = kinds_of(schema) or {}
-        made |= {(group, name): Choice({"kind": name}, summary_of(kinds[name])) for name in kinds}
+        for name in kinds:
+            examples = {
+                key.name: example
+                for key in fields(kinds[name])
+                if (example := key.metadata.get("example")) is not None
+            }
+            made[group, name] = Choice({"kind": name} | examples, summary_of(kinds[name]))
     for group, texts in {"executor": EXECUTORS, "tracking": TRACKERS}.items():
         made |= {(group, name): Choice({"kind": name}, text) for name, text in texts.items()}
-    made |= {at: Choice({}, text) for at, text in _DEFAULTS.items()}
+    made |= _STATED
     for name in PLACEMENTS:
         if not PLACEMENTS.needs_options(name):
             text = summary_of(PLACEMENTS[name]).removeprefix(f"`{name}`: ")
