@@ -27,9 +27,9 @@ def methods_of_answers(summary: Summary) -> str:
     methods = summary["methods"]
     rows = [(f"`{arm}`: {name}", *_cells(methods[arm])) for arm, name in SHOWN.items()]
     plain = methods["none"].get("plain_s")
-    beside = f"The same prompts take {_with_interval(plain, 1000, 0, ' ms')} in plain transformers.\n" if plain else ""
+    beside = f" The same prompts take {_with_interval(plain, 1000, 0, ' ms')} in plain transformers." if plain else ""
     origin = (
-        f"Measured: {summary['engine']['model']} on {summary['engine']['device']}.\n{beside}"
+        f"Measured: {summary['engine']['model']} on {summary['engine']['device']}.{beside}\n"
         f"{methods['none']['questions']} questions about {summary['documents']} collections of facts, "
         f"commit {summary['commit']}.\n"
     )
