@@ -324,32 +324,22 @@ def arm_rows(
         raise ValueError(
             f"reference={reference}: expected an arm with answers among {[arm.arm for arm in arms]}"
         )
-    return [
-        ArmRow(
-            arm.arm,
-            len(golds),
-            _accuracy(arm, golds, reference_correct),
-            _agreement(arm.divergences),
-            floor_agreement,
-        )
-        for arm in arms
-    ]
-
-
-def _accuracy(
-    arm: ArmResult, golds: Sequence[Sequence[str]], reference: list[bool] | None
-) -> Accuracy | None:
-    if not arm.answers or reference is None:
-        return None
-    pairs = list(zip(arm.answers, golds, strict=True))
-    exact = sum(int(best_score(exact_match, answer, gold)) for answer, gold in pairs)
-    correct = _correct_answers(arm, golds)
-    return Accuracy(
-        exact=share_interval(exact, len(pairs)),
-        stated=share_interval(sum(correct), len(pairs)),
-        f1=_mean([best_score(token_f1, answer, gold) for answer, gold in pairs], SHARE),
-        against_reference=mcnemar(reference, correct),
-    )
+    rows = []
+    for arm in arms:
+        accuracy = None
+        if arm.answers and reference_correct is not None:
+            pairs = list(zip(arm.answers, golds, strict=True))
+            exact = sum(int(best_score(exact_match, answer, gold)) for answer, gold in pairs)
+            correct = _correct_answers(arm, golds)
+            accuracy = Accuracy(
+                exact=share_interval(exact, len(pairs)),
+                stated=share_interval(sum(correct), len(pairs)),
+                f1=_mean([best_score(token_f1, answer, gold) for answer, gold in pairs], SHARE),
+                against_reference=mcnemar(reference_correct, correct),
+            )
+        divergences = _agreement(arm.divergences)
+        rows.append(ArmRow(arm.arm, len(golds), accuracy, divergences, floor_agreement))
+    return rows
 
 
 def _correct_answers(arm: ArmResult, golds: Sequence[Sequence[str]]) -> list[bool]:

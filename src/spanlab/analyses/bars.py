@@ -106,9 +106,10 @@ def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
     Predicted: time to compute the whole prompt ÷ time to compute the tokens after the known prefix,
     one request at a time.
     """
-    cells = [RunCell(seed, finished.study.arrivals.rate_rps) for seed in finished.study.runs.seeds]
+    study = finished.study
+    cells = [RunCell(seed, study.arrivals.rate_rps) for seed in study.runs.seeds]
     arm_columns, base_columns = (
-        _joined(finished, name, cells) for name in (arm, finished.study.runs.baseline)
+        _joined(finished, name, cells) for name in (arm, study.runs.baseline)
     )
     orders = np.array(
         finished.workload.labels.get("order", ("",) * len(finished.workload.requests))
@@ -121,7 +122,15 @@ def prefill_speedup(finished: Finished, arm: str) -> Iterator[Verdict]:
             delays_of(base_columns)["ttft_s"][rows].sum()
             / delays_of(arm_columns)["ttft_s"][rows].sum()
         )
-        predicted = _predicted(finished, arm, select(arm_columns, rows))
+        columns = select(arm_columns, rows)
+        policy = build_policy(study, study.arms[arm], 0, int(columns["prompt_tokens"].max()) + 1)
+        steps = build_prefill_time(study, policy, study.batch)
+        prompts = columns["prompt_tokens"].tolist()
+        prefixes = np.minimum(_known_tokens(columns), columns["prompt_tokens"] - 1).tolist()
+        predicted = sum(sum(steps(0, prompt)) for prompt in prompts) / sum(
+            sum(steps(known_tokens, prompt))
+            for known_tokens, prompt in zip(prefixes, prompts, strict=True)
+        )
         name = f" of {order} order" if order else ""
         yield Verdict(
             "prefill_speedup",
@@ -146,20 +155,6 @@ def _joined(finished: Finished, arm: str, cells: Sequence[RunCell]) -> Columns:
     by_cell = finished.files[arm].columns()
     ordered = [select(by_cell[cell], np.argsort(by_cell[cell]["request_id"])) for cell in cells]
     return {name: np.concatenate([columns[name] for columns in ordered]) for name in ordered[0]}
-
-
-def _predicted(finished: Finished, arm: str, columns: Columns) -> float:
-    study = finished.study
-    longest = int(columns["prompt_tokens"].max())
-    policy = build_policy(study, study.arms[arm], 0, longest + 1)
-    steps = build_prefill_time(study, policy, study.batch)
-    prompts = columns["prompt_tokens"].tolist()
-    prefixes = np.minimum(_known_tokens(columns), columns["prompt_tokens"] - 1).tolist()
-    whole_prompt_ns = sum(sum(steps(0, prompt)) for prompt in prompts)
-    return whole_prompt_ns / sum(
-        sum(steps(known_tokens, prompt))
-        for known_tokens, prompt in zip(prefixes, prompts, strict=True)
-    )
 
 
 def _known_tokens(columns: Columns) -> np.ndarray:

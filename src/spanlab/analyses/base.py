@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from spanlab.study.folder import CONFIG, printed
 from spanlab.study.machine import EngineFacts, Noise
 from spanlab.study.numbers import ArmFiles
 from spanlab.tracking import tracked
-from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.shape import committed, committed_names
 from spanlab.workloads.text import find_tokenizer
 from spanlab.workloads.workload import Workload
@@ -141,40 +140,27 @@ _LEAST_VOCABULARY = 16_384
 _MOST_UNUSED = 0.02
 
 
-class _Tokenizer(NamedTuple):
-    name: str
-    tokens: int
-
-
 def foreign_tokenizer(study: Study) -> tuple[str, ...]:
     """One caveat where the tokenizer's vocabulary cannot be the model's; empty where no text was
     tokenized."""
-    tokenizer, rows = _tokenizer(study.workload), study.model.vocab_size
-    if (
-        tokenizer is None
-        or rows < _LEAST_VOCABULARY
-        or (1 - _MOST_UNUSED) * rows <= tokenizer.tokens <= rows
-    ):
-        return ()
-    return (
-        f"tokens are those of the {tokenizer.name} tokenizer, {tokenizer.tokens:,} of them, "
-        f"and not {study.model.name}'s own, whose vocabulary has {rows:,}: lengths differ",
-    )
-
-
-def _tokenizer(workload: WorkloadSettings) -> _Tokenizer | None:
+    workload, rows = study.workload, study.model.vocab_size
     if workload.tokenizer is not None:
         file = find_tokenizer(workload.tokenizer)
-        return _Tokenizer(file.name, file.tokenizer.get_vocab_size())
-    if (
-        workload.source != "shape"
-        or workload.path is not None
-        or workload.kind not in committed_names()
+        name, tokens = file.name, file.tokenizer.get_vocab_size()
+    elif (
+        workload.source == "shape"
+        and workload.path is None
+        and workload.kind in committed_names()
+        and (known := committed(workload.kind, None).meta.get("tokenizer")) is not None
     ):
-        return None
-    tokenizer = committed(workload.kind, None).meta.get("tokenizer")
+        name, tokens = known["name"], _OF_SHAPES[known["name"]]
+    else:
+        return ()
+    if rows < _LEAST_VOCABULARY or (1 - _MOST_UNUSED) * rows <= tokens <= rows:
+        return ()
     return (
-        None if tokenizer is None else _Tokenizer(tokenizer["name"], _OF_SHAPES[tokenizer["name"]])
+        f"tokens are those of the {name} tokenizer, {tokens:,} of them, "
+        f"and not {study.model.name}'s own, whose vocabulary has {rows:,}: lengths differ",
     )
 
 
@@ -209,26 +195,35 @@ LOOSE_BOUNDS = (
 
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Return every caveat of a study, most general first."""
+    failed_baseline = f"no speedups, for {study.runs.baseline} failed"
     descends = any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms)
     sizes = dict.fromkeys((len(arm.summary["seeds"]), arm.summary["groups"]) for arm in arms)
-    unsettled = ", ".join(with_verdict(arms, UNSETTLED))
+    saturated, unsettled = with_verdict(arms, SATURATED), with_verdict(arms, UNSETTLED)
     no_end = "MSER-5 finds no end of the warm-up in the first half of the run"
+    grows = "the queue grows as long as requests arrive, so that mean delays depend on the length of the run"
+    if study.runs.baseline in saturated:
+        grows += f"; no speedups, for {study.runs.baseline} is one of them"
+    steps: Counter[str] = Counter()
+    for run in (run for arm in arms for run in arm.runs):
+        steps.update(run["beyond"])
+    # the most frequent features first; a run of equal decode steps counts once
+    beyond = ", ".join(f"{name} in {count:,} steps" for name, count in steps.most_common())
     return (
         *foreign_tokenizer(study),
         *_inexact(study),
         *_drafted(study),
-        *(
-            [f"no speedups, for {study.runs.baseline} failed"]
-            if study.runs.baseline in failed
-            else []
-        ),
+        *([failed_baseline] if study.runs.baseline in failed else []),
         *([] if study.draws_arrivals() else [GIVEN_ARRIVALS]),
         *filter(None, (describe_few(*size) for size in sizes)),
-        *_saturated(study, arms),
-        *([f"not settled: {unsettled}: {no_end}"] if unsettled else []),
+        *(
+            [f"saturated at {load_words(study)}: {', '.join(saturated)}: {grows}"]
+            if saturated
+            else []
+        ),
+        *([f"not settled: {', '.join(unsettled)}: {no_end}"] if unsettled else []),
         *_warmup(study, arms),
         *([FULL_STORE] if bytes_say_little(arms) else []),
-        *_extrapolated(arms),
+        *([f"timing beyond what its profile was measured on: {beyond}"] if beyond else []),
         *describe_beaten(study, arms),
         *([LOOSE_BOUNDS] if descends else []),  # too large a run for the tightest bound
     )
@@ -270,21 +265,6 @@ def with_verdict(arms: Sequence[ArmData], verdict: str) -> list[str]:
     return [arm.name for arm in arms if arm.summary["stationarity"]["verdict"] == verdict]
 
 
-def _saturated(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
-    names = with_verdict(arms, SATURATED)
-    if not names:
-        return
-    no_speedups = (
-        f"; no speedups, for {study.runs.baseline} is one of them"
-        if study.runs.baseline in names
-        else ""
-    )
-    yield (
-        f"saturated at {load_words(study)}: {', '.join(names)}: the queue grows as long as requests arrive, so that "
-        f"mean delays depend on the length of the run{no_speedups}"
-    )
-
-
 def _warmup(study: Study, arms: Sequence[ArmData]) -> Iterator[str]:
     if len(with_verdict(arms, TOO_SHORT)) == len(arms):
         yield "too few requests to detect a warm-up: fewer than 100 per seed"
@@ -304,18 +284,6 @@ def load_words(study: Study) -> str:
         return f"{clients} client" + ("s" if clients > 1 else "")
     per = " per group" if study.arrivals.kind == "poisson_per_group" else ""
     return "the given arrivals" if rate is None else f"{rate:g}/s{per}"
-
-
-def _extrapolated(arms: Sequence[ArmData]) -> Iterator[str]:
-    """Yield a caveat about steps outside the fitted range of the timing model, most frequent
-    features first."""
-    steps: Counter[str] = Counter()
-    for run in (run for arm in arms for run in arm.runs):
-        steps.update(run["beyond"])
-    # A run of equal decode steps counts once.
-    features = ", ".join(f"{name} in {count:,} steps" for name, count in steps.most_common())
-    if features:
-        yield f"timing beyond what its profile was measured on: {features}"
 
 
 # ------------------------------------------------------------------------------

@@ -198,7 +198,20 @@ class _Comparison:
 
     def _break(self, request: int, other: int, earlier: _Text, later: _Text) -> Break | None:
         where = divergence_of(earlier.sections, later.sections)
-        parameter = self._parameter(request, other, earlier, later)
+        # parameters on which what two requests share depends
+        pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]] = [
+            (earlier.arguments, later.arguments)
+        ]
+        if (identities := self.log.identities) is not None:
+            names = self.log.identity_names
+            pairs.append((dict(names[identities[other]]), dict(names[identities[request]])))
+        differing = (
+            str(key)
+            for first, second in pairs
+            for key in {**first, **second}
+            if first.get(key) != second.get(key)
+        )
+        parameter = ", ".join(sorted(differing))
         if where is not None and where < (0, _SAME_TEXT):
             parameter = ""  # two prompts that have nothing in common
         if where is None and not parameter:
@@ -238,26 +251,6 @@ class _Comparison:
             (head, first, second),
         )
 
-    def _parameter(self, request: int, other: int, earlier: _Text, later: _Text) -> str:
-        """Return the parameters in which two requests differ and on which what they share
-        depends."""
-        pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]] = [
-            (earlier.arguments, later.arguments)
-        ]
-        if self.log.identities is not None:
-            names = self.log.identity_names
-            first, second = (
-                dict(names[self.log.identities[number]]) for number in (other, request)
-            )
-            pairs.append((first, second))
-        names_of = (
-            key
-            for first, second in pairs
-            for key in {**first, **second}
-            if first.get(key) != second.get(key)
-        )
-        return ", ".join(sorted(map(str, names_of)))
-
 
 def _line(before: Sequence[Section], difference: Difference) -> int | None:
     """Return the line of a message in which two prompts part, from 1; None if it is the line of its
@@ -276,28 +269,23 @@ def _line(before: Sequence[Section], difference: Difference) -> int | None:
 def _excerpts(
     sides: tuple[str, str, str] | None, tokens_of: TokensOf | None
 ) -> tuple[str | None, str | None]:
-    """Return both sides of a difference: 12 tokens before and after it, or 80 characters without a
-    tokenizer."""
+    """Return both sides of a difference: 12 tokens before and after it, with the one around it, or
+    80 characters without a tokenizer."""
     if sides is None:
         return None, None
     head, *tails = sides
+    spot = len(head)
     shown_sides = []
     for tail in tails:
-        before, behind = len(head) - AROUND, AROUND
+        start, stop = spot - AROUND, spot + AROUND
         if tokens_of is not None:
-            before, behind = _within(tokens_of(head + tail), len(head))
-        shown_sides.append(escaped(f"{head[max(0, before) :]}|{tail[:behind]}"))
+            tokens = [token for token in tokens_of(head + tail) if token[1] > token[0]]
+            before = [begin for begin, end in tokens if end <= spot]
+            behind = [end for _, end in tokens if end > spot]
+            start = before[-AROUND_TOKENS:][0] if before else spot
+            stop = behind[:AROUND_TOKENS][-1] if behind else spot
+        shown_sides.append(escaped(f"{head[max(0, start) :]}|{tail[: stop - spot]}"))
     return shown_sides[0], shown_sides[1]
-
-
-def _within(tokens: Sequence[tuple[int, int]], spot: int) -> tuple[int, int]:
-    """Return where 12 tokens before a spot begin, and how far behind it 12 more end, with the one
-    around it."""
-    before = [start for start, stop in tokens if stop <= spot and stop > start]
-    behind = [stop for start, stop in tokens if stop > spot and stop > start]
-    first = before[-AROUND_TOKENS:][:1]
-    last = behind[:AROUND_TOKENS][-1:]
-    return first[0] if first else spot, (last[0] if last else spot) - spot
 
 
 def escaped(text: str) -> str:
@@ -372,9 +360,11 @@ def breaks_of(facts: Facts, *, redact: bool = False) -> Breaks:
     parting = np.flatnonzero((behind > 0) & (np.arange(paths.requests) > 0))
     reading = _read(facts, parting)
     if reading is not None and redact:
-        reading.breaks = {
-            request: known and _redacted(known) for request, known in reading.breaks.items()
-        }
+        for request, known in reading.breaks.items():
+            if known is not None:  # no text of the log remains
+                role = known.role if known.role in (*_ROLES, "tools", "documents") else "other"
+                tool = known.tool and (known.tool[0], "")
+                reading.breaks[request] = known._replace(role=role, tool=tool, sides=None)
     groups: dict[Any, list[int]] = defaultdict(list)
     for request in parting.tolist():
         if reading is None or request not in reading.breaks:
@@ -473,12 +463,6 @@ def _row(
         "earlier": earlier,
         "later": later,
     }
-
-
-def _redacted(known: Break) -> Break:
-    """Return a break without any text of the log."""
-    role = known.role if known.role in (*_ROLES, "tools", "documents") else "other"
-    return known._replace(role=role, tool=known.tool and (known.tool[0], ""), sides=None)
 
 
 # ------------------------------------------------------------------------------

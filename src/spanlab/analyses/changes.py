@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -134,11 +135,6 @@ _REQUEST_FIELDS = (
 )
 
 
-def _main_cause(causes: Mapping[str, int]) -> str:
-    name = max(causes, key=lambda cause: causes[cause])
-    return f"{name.replace('_', ' ')}: {causes[name]:,} tokens" if causes[name] > 0 else ""
-
-
 def _rows(arm: str, pair: RequestChanges) -> list[dict[str, Any]]:
     """Rows of the requests whose reuse changes, those that lose most first."""
     tokens, causes, (before, after) = pair.tokens, pair.main_causes(), pair.delays()
@@ -173,10 +169,11 @@ def changes_of_study(finished: Finished) -> Findings:
         if name != baseline
     }
     entries = {name: summarise(of_arm) for name, of_arm in pairs.items()}
-    arm_rows = [
-        {"arm": name, "main": _main_cause(entry["causes"]), **entry}
-        for name, entry in entries.items()
-    ]
+    arm_rows = []
+    for name, entry in entries.items():
+        cause, tokens = max(entry["causes"].items(), key=itemgetter(1))
+        main = f"{cause.replace('_', ' ')}: {tokens:,} tokens" if tokens > 0 else ""
+        arm_rows.append({"arm": name, "main": main, **entry})
     requests = sorted(
         (row for name in pairs for pair in pairs[name] for row in _rows(name, pair)),
         key=lambda row: int(row["change"]),

@@ -293,12 +293,24 @@ def draw_error_by_load(comparisons: list[ArmComparison], footer: str) -> Figure 
         ax.axhspan(-limit, limit, color=style.FAINT, alpha=0.6, zorder=0)
         ax.axhline(0, color=style.INK, linewidth=0.8)
         for number, (arm, stroke) in enumerate(drawn.items()):
-            per_load = [
-                next((comparison for comparison in load if comparison.arm == arm), None)
-                for load in loads
-            ]
             shift = _WIDTH * ((number + 0.5) / len(drawn) - 0.5)
-            _draw_arm(ax, arm, stroke, per_load, metric, shift)
+            ticks, shown = [], []
+            for tick, load in enumerate(loads):
+                for comparison in load:
+                    if comparison.arm == arm:
+                        ticks.append(tick + shift)
+                        shown.append(errors(comparison.measured, comparison.predicted)[metric])
+            reach = np.array([_reach(error["bias"], error["bias_interval"]) for error in shown])
+            ax.errorbar(
+                ticks,
+                [100 * error["bias"] for error in shown],
+                100 * reach.reshape(-1, 2).T,
+                fmt=stroke.marker,
+                color=stroke.colour,
+                markersize=5,
+                elinewidth=1.2,
+                label=arm,
+            )
         style.label(ax, "", f"error of {label} (%)")
     axes[0][0].tick_params(labelbottom=False)
     axes[-1][0].set_xticks(
@@ -306,34 +318,6 @@ def draw_error_by_load(comparisons: list[ArmComparison], footer: str) -> Figure 
     )
     style.legend_right(axes[0][0])
     return figure
-
-
-def _draw_arm(
-    ax: Axes,
-    arm: str,
-    stroke: style.Stroke,
-    per_load: list[ArmComparison | None],
-    metric: str,
-    shift: float,
-) -> None:
-    errors_by_load = [
-        (number, errors(comparison.measured, comparison.predicted)[metric])
-        for number, comparison in enumerate(per_load)
-        if comparison is not None
-    ]
-    reach = np.array(
-        [_reach(values["bias"], values["bias_interval"]) for _, values in errors_by_load]
-    )
-    ax.errorbar(
-        [number + shift for number, _ in errors_by_load],
-        [100 * values["bias"] for _, values in errors_by_load],
-        100 * reach.reshape(-1, 2).T,
-        fmt=stroke.marker,
-        color=stroke.colour,
-        markersize=5,
-        elinewidth=1.2,
-        label=arm,
-    )
 
 
 def _reach(bias: float, interval: tuple[float, float] | None) -> tuple[float, float]:

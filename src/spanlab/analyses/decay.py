@@ -143,6 +143,11 @@ def decay_of(
     """
     pairs = [_PairedRun(*pair) for pair in zip(streams, runs, baseline, strict=True)]
     windows = range(WINDOWS + 1)
+    change = []
+    for window in windows if changes else ():
+        known = [(stream.windows == window) & ~stream.novel for stream in streams]
+        means = [float(loss[rows].mean()) for loss, rows in zip(changes, known, strict=True)]
+        change.append(t_interval(means))
     return Decay(
         novel=[float(np.mean([pair.novel_by(window) for pair in pairs])) for window in windows],
         speedup=[_speedup(pairs, window, with_novel=False) for window in windows],
@@ -155,14 +160,7 @@ def decay_of(
             1 - float(np.mean([pair.share("lost_never_seen", window) for pair in pairs]))
             for window in windows
         ],
-        change=[_change(streams, changes, window) for window in windows] if changes else [],
-    )
-
-
-def _change(streams: Sequence[Stream], changes: Sequence[Floats], window: int) -> Interval:
-    known = [(stream.windows == window) & ~stream.novel for stream in streams]
-    return t_interval(
-        [float(change[rows].mean()) for change, rows in zip(changes, known, strict=True)]
+        change=change,
     )
 
 
@@ -366,7 +364,14 @@ def decay(finished: Finished) -> Findings:
     streams = streams_of(study, finished.workload.requests)
     columns = {name: files.columns() for name, files in finished.files.items()}
     runs = {name: [by_cell[cell] for cell in cells] for name, by_cell in columns.items()}
-    losses = {name: _losses(finished, name, cells, streams) for name in runs}
+    # the gold loss of every request by seed, in stream order; empty where answers are not scored
+    losses: dict[str, list[Floats]] = {name: [] for name in runs}
+    if study.backend == "engine" and study.engine.record == "scores":
+        for name, files in finished.files.items():
+            for cell, stream in zip(cells, streams, strict=True):
+                scores = read_scores(files.outputs(name, cell))
+                nll = [scores[request]["nll"] for request in stream.ids.tolist()]
+                losses[name].append(np.array(nll))
     base_runs, base_losses = runs[study.runs.baseline], losses[study.runs.baseline]
     arms = {}
     for name, arm_runs in runs.items():
@@ -382,20 +387,6 @@ def decay(finished: Finished) -> Findings:
         },
         caveats=(f"{noise}; they are shown all the same",) if noise else (),
     )
-
-
-def _losses(
-    finished: Finished, arm: str, cells: Sequence[RunCell], streams: Sequence[Stream]
-) -> list[Floats]:
-    """Return the gold loss of every request by seed, in stream order; empty where answers are not
-    scored."""
-    if finished.study.backend != "engine" or finished.study.engine.record != "scores":
-        return []
-    scores_by_seed = [read_scores(finished.files[arm].outputs(arm, cell)) for cell in cells]
-    return [
-        np.array([scores[request]["nll"] for request in stream.ids.tolist()])
-        for scores, stream in zip(scores_by_seed, streams, strict=True)
-    ]
 
 
 def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:

@@ -51,42 +51,36 @@ Row = dict[str, Any]
 def drafts_of_study(finished: Finished) -> Findings:
     """Return the drafts of a study, and per arm its block, what a hit recomputes, output tokens per
     second, and E2E."""
-    study, arms = finished.study, {}
+    study, speculation, arms = finished.study, finished.study.batch.speculation, {}
+    token_bytes = held_token_bytes(study.model, study.batch)
     for result in finished.results:
         name = result.data.name
         records = read_records(finished.files[name].records)
         counted = select(records, records["counted"].astype(bool))
+        pool = study.arms[name].pool
+        assert pool is not None, "checked before the study ran"
+        inner = pool.inner_states
+        if inner is None:
+            inner = RELEASES[pool.release].exports_states(
+                study.model, study.hardware.compute_capability
+            )
+        # vLLM's block for the model, where the arm gives none
+        multiple, drafts = block_multiple(study.model, inner=inner), speculation.draft_tokens
+        shape = block_shape(study.model, token_bytes, pool.block_size, multiple, drafts)
         arms[name] = {
-            "block_size": _block_size(study, name),
+            "block_size": shape.size,
             "token_hit_rate": token_hit_rate(result.data.summary)._asdict(),
             "recomputed_per_hit": _recomputed_per_hit(counted),
             "output_throughput": _throughput(counted),
             "e2e_s": float(delays_of(counted)["e2e_s"].mean()),
             "preemptions": int(counted["preemptions"].sum()),
         }
-    speculation = study.batch.speculation
     given = {
         "draft_tokens": speculation.draft_tokens,
         "acceptance": speculation.acceptance,
         "arms": arms,
     }
     return Findings({"drafts": given})
-
-
-def _block_size(study: Study, name: str) -> int:
-    """Return the tokens of a block of an arm's pool; vLLM's for the model, where the arm gives
-    none."""
-    pool, drafts = study.arms[name].pool, study.batch.speculation.draft_tokens
-    assert pool is not None, "checked before the study ran"
-    inner = pool.inner_states
-    if inner is None:
-        inner = RELEASES[pool.release].exports_states(
-            study.model, study.hardware.compute_capability
-        )
-    multiple = block_multiple(study.model, inner=inner)
-    return block_shape(
-        study.model, held_token_bytes(study.model, study.batch), pool.block_size, multiple, drafts
-    ).size
 
 
 def _recomputed_per_hit(columns: Columns) -> float | None:

@@ -563,17 +563,19 @@ class _Arm:
 def _reuse(study: Study, log: Log) -> dict[str, Any]:
     facts = Facts(log)
     prompt = facts.paths.prompt_tokens
-    arms = {
-        name: _arm(study, facts, name)
-        for name in study.chosen()
-        if _is_computable(study, facts, name)
-    }
+    arms = {}
+    for name in study.chosen():
+        if _is_computable(study, facts, name):
+            rules = _rules(study, log, name)
+            arms[name] = _Arm(rules, facts.reused(rules))
     presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
     baseline = arms[study.runs.baseline]
     other_reused = {
         name: arm.replayed.reused for name, arm in arms.items() if name != study.runs.baseline
     }
-    explained = _explained(study, facts, baseline, other_reused)
+    assert isinstance(baseline.rules, CacheRules), "the check of the log lets no other arm pass"
+    rate = int(baseline.replayed.reused.sum()) / facts.prompt_tokens
+    explained = ExplainedArm(study, facts, baseline.rules, rate, other_reused)
     redact = study.analyses.explain.redact
     breaks = breaks_of(facts, redact=redact)
     mends = mends_of(explained, breaks.classes)
@@ -715,19 +717,6 @@ def _rules(study: Study, log: Log, name: str) -> Rules:
     rules = rules_of(study, name, tokens)
     check_fits(study, name, rules, tokens, longest)
     return rules
-
-
-def _arm(study: Study, facts: Facts, name: str) -> _Arm:
-    rules = _rules(study, facts.log, name)
-    return _Arm(rules, facts.reused(rules))
-
-
-def _explained(
-    study: Study, facts: Facts, arm: _Arm, other_reused: Mapping[str, Ints]
-) -> ExplainedArm:
-    assert isinstance(arm.rules, CacheRules), "the check of the log lets no other arm pass"
-    rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
-    return ExplainedArm(study, facts, arm.rules, rate, other_reused)
 
 
 def _check_bounds(

@@ -225,9 +225,13 @@ def calls_of(
     requests = np.flatnonzero(log.sessions == session)
     shown = requests[:MOST_CALLS]
     is_counted = bool(2 * np.sum(_has_counts(facts)[shown]) >= len(shown))
-    ages = _ages(facts) if is_counted else np.zeros(log.requests)
+    # the seconds since the longest earlier prefix of each prompt was used; infinite without one
+    ages = np.full(log.requests, np.inf)
+    gaps = gaps_s(facts.paths, log.arrived_ns)
+    again = np.flatnonzero(np.isfinite(gaps))
+    ages[facts.paths.owner[again]] = gaps[again]  # the last one of each request counts
     ttl_s = None if fitted is None else fitted["longest_s"]
-    calls = []
+    usage, calls = log.usage, []
     for index, request in enumerate(shown.tolist()):
         by_cause = {
             "never_seen": int(replayed.lost["never_seen"][request] - behind[request]),
@@ -243,7 +247,9 @@ def calls_of(
             else None,
             "prompt_tokens": int(facts.paths.prompt_tokens[request]),
             "reused_tokens": int(replayed.reused[request]),
-            "cached_tokens": _reported(facts, request),
+            "cached_tokens": None
+            if usage is None or np.isnan(usage[request, 1])
+            else int(usage[request, 1]),
             "class": kind,
             "lost_by_cause": by_cause,
         }
@@ -266,22 +272,6 @@ def _has_counts(facts: Facts) -> Flags:
     if usage is None:
         return np.zeros(facts.log.requests, dtype=np.bool_)
     return np.asarray(~np.isnan(usage[:, :2]).any(axis=1))
-
-
-def _reported(facts: Facts, request: int) -> int | None:
-    usage = facts.log.usage
-    return None if usage is None or np.isnan(usage[request, 1]) else int(usage[request, 1])
-
-
-def _ages(facts: Facts) -> Floats:
-    """Return the seconds since the longest earlier prefix of each prompt was used; infinite where
-    it has none."""
-    paths = facts.paths
-    gaps = gaps_s(paths, facts.log.arrived_ns)
-    ages = np.full(paths.requests, np.inf)
-    again = np.flatnonzero(np.isfinite(gaps))
-    ages[paths.owner[again]] = gaps[again]  # the last one of each request counts
-    return ages
 
 
 def _simulated(call: Mapping[str, Any]) -> dict[str, int]:
@@ -333,8 +323,18 @@ def draw_calls(summary: Mapping[str, Any], title: str) -> Figure:
     """Draw the tokens of each call of a session, with the gaps between its calls."""
     session = summary["session"]
     calls = session["calls"]
-    parts = _stacked(calls)
-    margins = style.margins_for([name for name, _ in parts])
+    # the parts of the bars from the bottom, by name, with their tokens of each call
+    kinds = dict.fromkeys(
+        name for call in calls for name in call["parts"] if name.startswith(BREAK)
+    )
+    styles = dict(_PARTS)
+    for number, name in enumerate(kinds):
+        words = name.removeprefix(BREAK).replace("_", " ")
+        styles[name] = f"lost: {words}", _BREAK_COLOURS[number % len(_BREAK_COLOURS)]
+    styles |= _NEW
+    tokens = {name: np.array([call["parts"].get(name, 0) for call in calls]) for name in styles}
+    parts = {name: values for name, values in tokens.items() if values.any()}
+    margins = style.margins_for([styles[name][0] for name in parts])
     source = "as the provider counts them" if session["counted"] else f"as {summary['explained']}"
     heading = f"Session {session['session']}, which loses most: the tokens of its calls, {source}"
     figure, [[ax]] = style.framed_with(title, heading, margins=margins)
@@ -345,9 +345,10 @@ def draw_calls(summary: Mapping[str, Any], title: str) -> Figure:
     ]
     places = np.cumsum(steps)
     below = np.zeros(len(calls))
-    for (name, colour), tokens in parts.items():
-        ax.bar(places, tokens, 0.9, bottom=below, color=colour, label=name, linewidth=0)
-        below = below + tokens
+    for name, values in parts.items():
+        label, colour = styles[name]
+        ax.bar(places, values, 0.9, bottom=below, color=colour, label=label, linewidth=0)
+        below = below + values
     ax.set_ylim(0, 1.18 * max(float(below.max()), 1.0))
     _mark_gaps(ax, calls, places, summary)
     step = max(1, -(-len(calls) // 12))
@@ -360,20 +361,6 @@ def draw_calls(summary: Mapping[str, Any], title: str) -> Figure:
     )
     style.legend_right(ax)
     return figure
-
-
-def _stacked(calls: list[dict[str, Any]]) -> dict[tuple[str, str], Ints]:
-    """Return the tokens of each call by name and colour of a part, from the bottom of the bars."""
-    kinds = dict.fromkeys(
-        name for call in calls for name in call["parts"] if name.startswith(BREAK)
-    )
-    styles = dict(_PARTS)
-    for number, name in enumerate(kinds):
-        words = name.removeprefix(BREAK).replace("_", " ")
-        styles[name] = f"lost: {words}", _BREAK_COLOURS[number % len(_BREAK_COLOURS)]
-    styles |= _NEW
-    tokens = {name: np.array([call["parts"].get(name, 0) for call in calls]) for name in styles}
-    return {styles[name]: values for name, values in tokens.items() if values.any()}
 
 
 def _mark_gaps(

@@ -120,7 +120,25 @@ def compare_families(
         if candidates
     }
     reference = next(iter(best.values()), None)
-    entries = [_entry(name, arm, reference) for name, arm in best.items()]
+    entries = []
+    for name, arm in best.items():
+        summary, sizes = arm.summary, arm.summary["bytes"]
+        entries.append(
+            FamilyEntry(
+                family=name,
+                arm=arm.name,
+                ttft_mean_s=summary["ttft_s"]["mean"],
+                ttft_mean_s_interval=summary["ttft_s_interval"]["mean"],
+                token_hit_rate=summary["token_hit_rate"],
+                any_position_share=summary["bounds"]["infinite_any_position_tokens"]
+                / summary["tokens"]["prompt"],
+                regret_points=summary["bounds"]["regret_points"],
+                resident_bytes=sizes["kv_resident_mean"]
+                + sizes["state_resident_mean"]
+                + sizes["copied_mean"],
+                speedup=None if reference is None or reference is arm else ratio_of(reference, arm),
+            )
+        )
     ranked = sorted(best, key=lambda name: best[name].rank)
     if len(ranked) < 2:
         return entries, None
@@ -136,10 +154,13 @@ def _judged_by_other_seeds(
 ) -> tuple[Interval | None, float | None]:
     """Return the ratio of the best arms, those of each seed chosen on the others, and the p value
     of a small lead."""
-    chosen = [
-        [_best_on_others(arms, seed) for seed in range(len(arms[0].ttft_sums))]
-        for arms in (slower, faster)
-    ]
+    chosen: list[list[MeasuredArm]] = [[], []]
+    for arms, best in zip((slower, faster), chosen, strict=True):
+        seeds = np.arange(len(arms[0].ttft_sums))
+        for seed in seeds:
+            # the least TTFT on all other seeds, saturated arms last; on the only seed if there is one
+            others = seeds != seed if len(seeds) > 1 else seeds == seed
+            best.append(min(arms, key=lambda arm: (arm.saturated, arm.ttft_sums[others].sum())))
     if any(arm.saturated for arms in chosen for arm in arms):
         return None, None
     above, below = (
@@ -147,19 +168,6 @@ def _judged_by_other_seeds(
     )
     ratio, p = positive_ratio(above, below), positive_ratio_p(above, below, SMALLEST_LEAD)
     return ratio, None if np.isnan(p) else p if ratio.mean > SMALLEST_LEAD else 1.0
-
-
-def _best_on_others(arms: Sequence[MeasuredArm], seed: int) -> MeasuredArm:
-    """Return the arm of least TTFT on all seeds but this one, saturated arms last; on the only seed
-    if there is one."""
-    others = np.arange(len(arms[0].ttft_sums)) != seed
-    return min(
-        arms,
-        key=lambda arm: (
-            arm.saturated,
-            float(arm.ttft_sums[others if others.any() else ~others].sum()),
-        ),
-    )
 
 
 def shown_together(leads: Sequence[Mapping[str, Any] | None]) -> list[bool]:
@@ -201,24 +209,6 @@ def ratio_of(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:
     if slower.saturated or faster.saturated:
         return None
     return positive_ratio(slower.ttft_sums, faster.ttft_sums)
-
-
-def _entry(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> FamilyEntry:
-    summary, sizes = arm.summary, arm.summary["bytes"]
-    return FamilyEntry(
-        family=family,
-        arm=arm.name,
-        ttft_mean_s=summary["ttft_s"]["mean"],
-        ttft_mean_s_interval=summary["ttft_s_interval"]["mean"],
-        token_hit_rate=summary["token_hit_rate"],
-        any_position_share=summary["bounds"]["infinite_any_position_tokens"]
-        / summary["tokens"]["prompt"],
-        regret_points=summary["bounds"]["regret_points"],
-        resident_bytes=sizes["kv_resident_mean"]
-        + sizes["state_resident_mean"]
-        + sizes["copied_mean"],
-        speedup=None if reference is None or reference is arm else ratio_of(reference, arm),
-    )
 
 
 # ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from spanlab.core.placement.rules import (
     Rule,
     retention,
 )
-from spanlab.core.policies.block_pool import BLOCK, GroupRule, alignment_of, block_shape, blocks_of
+from spanlab.core.policies.block_pool import BLOCK, alignment_of, block_shape, blocks_of
 from spanlab.model_spec import GIB, ModelSpec
 from spanlab.offline.bound import most_reused_tokens
 from spanlab.offline.forest import Ints, ServiceOrder, find_reuses
@@ -133,7 +133,14 @@ def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> Cache
     capacity_bytes = shape.pool(capacity).num_blocks * shape.block_bytes
     rules = CacheRules(shape.size, len(full) * shape.block_bytes, capacity_bytes, pooled=True)
     # what a prefix needs at its end: a state of each group, or the blocks of its window
-    ends = sum(_blocks_at_end(rule) for rule in shape.layout)
+    ends = 0
+    for rule in shape.layout:
+        if rule.kind == "window":
+            ends += blocks_of(rule.span - 1, rule.size)
+        elif rule.kind == "chunk":
+            ends += blocks_of(rule.span, rule.size)
+        elif rule.kind == "state":
+            ends += 1
     unit = alignment_of(shape.layout)
     placer = retention(facts=ArmFacts(unit, unit, 0, 0))
     return (
@@ -141,12 +148,6 @@ def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> Cache
         if ends
         else rules
     )
-
-
-def _blocks_at_end(rule: GroupRule) -> int:
-    if rule.kind == "window":
-        return blocks_of(rule.span - 1, rule.size)
-    return {"state": 1, "chunk": blocks_of(rule.span, rule.size)}.get(rule.kind, 0)
 
 
 def _tree(study: Study, name: str, longest: int) -> CacheRules:
@@ -528,7 +529,17 @@ def _memory(arm: ExplainedArm) -> Iterator[Fix]:
     if store_gib is None:
         return
     around = store_gib * GIB - arm.rules.capacity_bytes  # bytes of the store that hold no entry
-    sufficient = rounded_up((_sufficient_bytes(arm) + around) / GIB)
+    # every reusable block is found; with states, in the bytes of all blocks and states
+    rules, paths = arm.rules, arm.facts.paths
+    lengths = paths.prompt_tokens, arm.facts.in_logged_order.output_lens
+    outputs, blocks = rules.output_blocks(*lengths), paths.blocks(rules.block)
+    most = around + int(rules.transient_bytes(*lengths).max())
+    if rules.placer is None:
+        most += stack_distances(paths, blocks, outputs).largest * rules.block_bytes
+    else:
+        most += int(blocks.sum() + outputs.sum()) * rules.block_bytes
+        most += 2 * paths.requests * rules.state_bytes
+    sufficient = rounded_up(most / GIB)
     sizes = {
         f"times_{times}": (times * store_gib, f"{times} times the memory, ") for times in MEMORIES
     }
@@ -559,21 +570,6 @@ def _memory(arm: ExplainedArm) -> Iterator[Fix]:
 
 def _gib(size: float) -> str:
     return f"{size:.5g}" if size < 1000 else f"{size:,.0f}"
-
-
-def _sufficient_bytes(arm: ExplainedArm) -> int:
-    """Return the bytes with which every reusable block is found; with states, bytes of all blocks
-    and states."""
-    rules, paths = arm.rules, arm.facts.paths
-    lengths = paths.prompt_tokens, arm.facts.in_logged_order.output_lens
-    outputs, passing = rules.output_blocks(*lengths), int(rules.transient_bytes(*lengths).max())
-    if rules.placer is None:
-        return (
-            stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes
-            + passing
-        )
-    blocks = int(paths.blocks(rules.block).sum() + outputs.sum())
-    return passing + blocks * rules.block_bytes + 2 * paths.requests * rules.state_bytes
 
 
 def _eviction(arm: ExplainedArm) -> Iterator[Fix]:

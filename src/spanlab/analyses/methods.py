@@ -3,7 +3,7 @@ question."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from spanlab.analyses.base import Findings, Finished, footer
 from spanlab.analyses.method_data import (
     UNREPAIRED,
     ArmAnswers,
-    Line,
     MethodData,
     MethodEntry,
     References,
@@ -67,7 +66,6 @@ from spanlab.study.jobs import run_cells
 from spanlab.study.machine import NAME, floor_files
 from spanlab.study.numbers import (
     ArmFiles,
-    Outputs,
     at_rate,
     read_options,
     read_outputs,
@@ -79,7 +77,6 @@ from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -102,9 +99,8 @@ def read_answers(
         if run["seed"] == cell.seed and run["rate_rps"] == cell.rate_rps
     ]
     outputs_path = files.outputs(arm, cell)
-    scored = study.engine.record == "scores"
     scores: dict[str, Floats] = {}
-    if scored:
+    if study.engine.record == "scores":
         by_request = read_scores(outputs_path)
         scores = {
             name: np.array([by_request[request.id][name] for request in questions])
@@ -114,7 +110,22 @@ def read_answers(
         wrong = [min(options.get(request.id, ()), default=np.nan) for request in questions]
         right = {"likeliest": np.where(np.isnan(wrong), np.nan, scores["nll"] < wrong)}
     else:
-        right = _right(finished, questions, read_outputs(outputs_path))
+        # each answer against its best gold answer
+        outputs, tokenizer = read_outputs(outputs_path), tokenizer_of(study.workload.tokenizer)
+        texts = [answer_text(outputs, request, tokenizer) for request in questions]
+        golds = [(request.answer or "").split("\n") for request in questions]
+        choices = finished.workload.labels.get("choices", ("",) * len(finished.workload.requests))
+        text_golds = list(zip(texts, golds, strict=True))
+        right = {
+            "exact": np.array([best_score(exact_match, text, gold) for text, gold in text_golds]),
+            "f1": np.array([best_score(token_f1, text, gold) for text, gold in text_golds]),
+            "choice": np.array(
+                [
+                    choice_score(text, gold[0], str(choices[request.id]).split("\n"))
+                    for request, (text, gold) in zip(questions, text_golds, strict=True)
+                ]
+            ),
+        }
     return ArmAnswers(
         arm=arm,
         family=family(study.arms[arm]),
@@ -162,25 +173,6 @@ def covariates(workload: Workload, questions: Sequence[Request]) -> dict[str, ND
         )
         buckets["tokens of the gold passage"] = names[third]
     return buckets
-
-
-def _right(finished: Finished, questions: Sequence[Request], outputs: Outputs) -> dict[str, Floats]:
-    """Return the accuracy of the generated answers, each against its best gold answer."""
-    tokenizer = tokenizer_of(finished.study.workload.tokenizer)
-    texts = [answer_text(outputs, request, tokenizer) for request in questions]
-    golds = [(request.answer or "").split("\n") for request in questions]
-    choices = finished.workload.labels.get("choices", ("",) * len(finished.workload.requests))
-    text_golds = list(zip(texts, golds, strict=True))
-    return {
-        "exact": np.array([best_score(exact_match, text, gold) for text, gold in text_golds]),
-        "f1": np.array([best_score(token_f1, text, gold) for text, gold in text_golds]),
-        "choice": np.array(
-            [
-                choice_score(text, gold[0], str(choices[request.id]).split("\n"))
-                for request, (text, gold) in zip(questions, text_golds, strict=True)
-            ]
-        ),
-    }
 
 
 def choice_score(text: str, gold: str, options: Sequence[str]) -> float:
@@ -335,42 +327,48 @@ def draw_benefit(data: MethodData) -> Figure | None:
     drawn = {**data.methods, data.baseline: data.entries[data.baseline]}
     unit = style.time_unit(max(entry["ttft_s"]["mean"] for entry in drawn.values()))
     strokes = style.strokes((name, entry["family"]) for name, entry in drawn.items())
-    labels = []
+    labels, bars = [], []  # labels should not cover error bars
     for method, entry in drawn.items():
         colour, marker = strokes[method].colour, strokes[method].marker
         x, y = unit.factor * entry["ttft_s"]["mean"], factor * entry[key]["mean"]
         x_reach, y_reach = _reach(entry["ttft_s"], unit.factor), _reach(entry[key], factor)
         ax.errorbar(x, y, y_reach, x_reach, fmt=marker, color=colour, markersize=6, elinewidth=0.9)
         labels.append(Label(x, y, method, colour))
+        if x_ends := ends(entry["ttft_s"]):
+            bars.append([(unit.factor * end, y) for end in x_ends])
+        if y_ends := ends(entry[key]):
+            bars.append([(x, factor * end) for end in y_ends])
     for arm, text in (
         (data.baseline, "full recompute"),
         (data.without, "no passages"),
         (data.gold_only, "gold alone"),
     ):
-        if arm is not None and arm in data.entries:
-            _line(ax, data.entries[arm], key, factor, text)
+        if arm is None or arm not in data.entries:
+            continue
+        # a level with its interval as a band, and its name in the right margin
+        level, reach = factor * data.entries[arm][key]["mean"], ends(data.entries[arm][key])
+        ax.axhline(level, color="#777777", linewidth=0.9, linestyle=(0, (4, 2)))
+        if reach is not None and reach[0] < reach[1]:
+            edges = factor * reach[0], factor * reach[1]
+            ax.axhspan(*edges, color="#777777", alpha=0.08, linewidth=0)
+        ax.annotate(
+            text,
+            (1, level),
+            (6, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            fontsize=style.TICK_PT,
+            color=style.INK,
+            annotation_clip=False,
+        )
     means = [entry["ttft_s"]["mean"] for entry in drawn.values()]
     low, high = (edge * unit.factor for edge in (min(means), max(means)))
     style.log_scale(ax.xaxis, low, high)
     ax.set_xlim(low / 1.25, high * 1.25)
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {direction}")
-    place_labels(
-        ax,
-        labels,
-        [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)],
-    )
+    place_labels(ax, labels, bars)
     return figure
-
-
-def _bars(
-    entry: MethodEntry, key: str, across: float, up: float
-) -> Iterator[list[tuple[float, float]]]:
-    """Return the ends of a point's error bars, which labels should not cover."""
-    x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
-    if x_ends := ends(entry["ttft_s"]):
-        yield [(across * end, y) for end in x_ends]
-    if y_ends := ends(entry[key]):
-        yield [(x, up * end) for end in y_ends]
 
 
 def _reach(estimate: MethodEntry, factor: float) -> list[list[float]] | None:
@@ -379,26 +377,6 @@ def _reach(estimate: MethodEntry, factor: float) -> list[list[float]] | None:
     if reach is None:
         return None
     return [[factor * (estimate["mean"] - reach[0])], [factor * (reach[1] - estimate["mean"])]]
-
-
-def _line(ax: Axes, entry: MethodEntry, key: str, factor: float, text: str) -> None:
-    """Draw a reference level: dashed, with its interval as a band and its name in the right
-    margin."""
-    level, reach = factor * entry[key]["mean"], ends(entry[key])
-    ax.axhline(level, color="#777777", linewidth=0.9, linestyle=(0, (4, 2)))
-    if reach is not None and reach[0] < reach[1]:
-        ax.axhspan(factor * reach[0], factor * reach[1], color="#777777", alpha=0.08, linewidth=0)
-    ax.annotate(
-        text,
-        (1, level),
-        (6, 0),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        va="center",
-        fontsize=style.TICK_PT,
-        color=style.INK,
-        annotation_clip=False,
-    )
 
 
 # ------------------------------------------------------------------------------
@@ -428,7 +406,15 @@ def draw_budgets(data: MethodData) -> Figure | None:
     strokes = style.strokes((name, line[0][1]["family"]) for name, line in lines.items())
     for ax, (key, label) in zip(axes, _MEASURES, strict=True):
         for name, line in lines.items():
-            _draw_line(ax, name, line, key, strokes[name])
+            computed = [entry["computed_tokens"]["mean"] for _, entry in line]
+            means = [entry[key]["mean"] for _, entry in line]
+            ax.plot(computed, means, markersize=5, label=name, **strokes[name].options)
+            reach = [ends(entry[key]) for _, entry in line]
+            if all(reach):
+                low, high = zip(*[interval for interval in reach if interval], strict=True)
+                ax.fill_between(
+                    computed, low, high, color=strokes[name].colour, alpha=0.12, linewidth=0
+                )
         if UNREPAIRED in data.methods:
             entry = data.methods[UNREPAIRED]
             colour, marker = style.family_style(entry["family"])
@@ -447,16 +433,6 @@ def draw_budgets(data: MethodData) -> Figure | None:
         style.label(ax, "computed prompt tokens, mean", label)
     style.legend_right(axes[1])
     return figure
-
-
-def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) -> None:
-    x = [entry["computed_tokens"]["mean"] for _, entry in line]
-    y = [entry[key]["mean"] for _, entry in line]
-    ax.plot(x, y, markersize=5, label=name, **stroke.options)
-    reach = [ends(entry[key]) for _, entry in line]
-    if all(reach):
-        low, high = zip(*[interval for interval in reach if interval], strict=True)
-        ax.fill_between(x, low, high, color=stroke.colour, alpha=0.12, linewidth=0)
 
 
 FIGURES = {"methods_benefit": draw_benefit, "methods_budgets": draw_budgets}

@@ -324,7 +324,20 @@ def plan(finished: Finished) -> Findings:
         "targets": {target.key: target.limit_s for target in planner.targets},
         "meets": planner.references["own"].meets,
         **answers,
-        "searches": {name: _search_entry(result) for name, result in results.items()},
+        "searches": {
+            name: {
+                "verdict": result.verdict,
+                "helps": result.helps,
+                "answer": result.value,
+                "axis": {
+                    "key": result.axis.key,
+                    "label": result.axis.label,
+                    "logarithmic": result.axis.logarithmic,
+                },
+                "marks": {mark.label: mark.value for mark in result.marks},
+            }
+            for name, result in results.items()
+        },
         "references": {
             name: {"says": label} | planner.references[name].summary()
             for name, label in REFERENCES.items()
@@ -343,17 +356,6 @@ def plan(finished: Finished) -> Findings:
     curves = [name for name, result in results.items() if result.curve]
     figures = {f"plan_{name}": partial(draw_search, summary, name, title) for name in curves}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
-
-
-def _search_entry(result: SearchResult) -> dict[str, Any]:
-    axis = result.axis
-    return {
-        "verdict": result.verdict,
-        "helps": result.helps,
-        "answer": result.value,
-        "axis": {"key": axis.key, "label": axis.label, "logarithmic": axis.logarithmic},
-        "marks": {mark.label: mark.value for mark in result.marks},
-    }
 
 
 def _caveats(planner: Planner) -> tuple[str, ...]:
@@ -491,7 +493,8 @@ def _is_as_good(outcome: Outcome, best: Outcome) -> bool:
 
 
 def _check(study: Study) -> None:
-    """Raise ValueError for settings that `plan` does not read."""
+    """Raise ValueError for settings that `plan` does not read, and for a search without the store,
+    router, model or arm that it changes."""
     targets, search = study.analyses.plan.slo.targets, study.analyses.plan.search
     for name in search or ():
         one_of("plan.search", name, SEARCHES)
@@ -515,36 +518,22 @@ def _check(study: Study) -> None:
             for key in ("kv_gib", "state_gib", "state_ratio", "entries")
         ),
     )
-    for name in study.analyses.plan.searches:
-        _check_search(study, name)
-
-
-def _check_search(study: Study, name: str) -> None:
-    """Raise ValueError for a search without the store, router, model or arm that it changes."""
     hybrid, pool = study.model.is_hybrid, study.arms[study.runs.baseline].pool is not None
     arm = f"model.name={study.model.name} and baseline={study.runs.baseline}"
-    tree = (arm, "a hybrid model and an arm that keeps a tree")
+    tree = hybrid and not pool, arm, "a hybrid model and an arm that keeps a tree"
+    tier, split = "a tier, as in +tier@store.tiers.host=dram", "the memory that is split"
+    routing, total_gib = study.replicas.routing, study.store.total_gib
     needs = {
-        "tier": [
-            (bool(study.store.tiers), "store.tiers={}", "a tier, as in +tier@store.tiers.host=dram")
-        ],
-        "replicas": [
-            (
-                study.replicas.routing is not None,
-                "replicas.routing=null",
-                "a routing, as least_loaded",
-            )
-        ],
-        "interval": [(hybrid and not pool, *tree)],
-        "ratio": [
-            (hybrid and not pool, *tree),
-            (study.store.total_gib is not None, "store.total_gib=null", "the memory that is split"),
-        ],
+        "tier": [(bool(study.store.tiers), "store.tiers={}", tier)],
+        "replicas": [(routing is not None, "replicas.routing=null", "a routing, as least_loaded")],
+        "interval": [tree],
+        "ratio": [tree, (total_gib is not None, "store.total_gib=null", split)],
         "block": [(not (hybrid and pool), arm, "an arm whose blocks need not hold a state")],
     }
-    for met, given, expected in needs.get(name, ()):
-        if not met:
-            raise ValueError(f"{given} with plan.search={name}: expected {expected}")
+    for name in study.analyses.plan.searches:
+        for met, given, expected in needs.get(name, ()):
+            if not met:
+                raise ValueError(f"{given} with plan.search={name}: expected {expected}")
 
 
 ANALYSES.add(Analysis("plan", plan, needs=(POINTS,), options=PlanSettings, check=_check))

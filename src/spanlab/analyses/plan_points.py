@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from rich.progress import track
 
 from spanlab.analyses.base import PointWorker
 from spanlab.core.request import Request
-from spanlab.records import RunRow, delays_of
+from spanlab.records import delays_of
 from spanlab.report.table import rounded_up
 from spanlab.settings.analyses import PlanSettings, Target
 from spanlab.settings.arms import Strategy
@@ -28,7 +28,6 @@ from spanlab.settings.server import StoreSettings
 from spanlab.settings.study import Study
 from spanlab.stats import (
     SATURATED,
-    Estimate,
     Interval,
     Run,
     assess,
@@ -40,7 +39,7 @@ from spanlab.study.backends import Simulator
 from spanlab.study.executor import Executor
 from spanlab.study.folder import print_line
 from spanlab.study.jobs import Job, build_arrivals
-from spanlab.study.numbers import Columns, replace_file, select, utilisation_of
+from spanlab.study.numbers import replace_file, select, utilisation_of
 
 # ------------------------------------------------------------------------------
 # Arrivals of a point: the study's arrivals, compressed in time, shake, or far apart.
@@ -157,14 +156,22 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
     order = np.argsort(all_columns["arrived_s"], kind="stable")
     all_columns = {name: values[order] for name, values in all_columns.items()}
     columns = select(all_columns, all_columns["counted"])
-    delays = {
-        name.removesuffix("_s"): _plain(block_estimates(values))
-        for name, values in delays_of(columns).items()
-    }
-    utilisation, grows = _load(all_columns, row)
-    # requests per second; None where all arrive at once
+    delays: dict[str, dict[str, list[float | None]] | None] = {}
+    for name, values in delays_of(columns).items():
+        # values and errors as lists, for JSON
+        blocks = block_estimates(values)
+        delays[name.removesuffix("_s")] = (
+            None if blocks is None else {key: list(estimate) for key, estimate in blocks.items()}
+        )
     arrived = all_columns["arrived_s"]
-    rate = float((len(arrived) - 1) / np.ptp(arrived)) if np.ptp(arrived) else None
+    # requests that arrive at once have no load and no rate
+    utilisation, grows, rate = None, False, None
+    if np.ptp(arrived):
+        one_seed = all_columns | {"seed": np.zeros(len(arrived), dtype=np.int64)}
+        utilisation = utilisation_of(one_seed, [asdict(row) | {"seed": 0}])
+        state = assess([Run(arrived, all_columns["first_token_s"])], utilisation)
+        grows = state.verdict == SATURATED
+        rate = float((len(arrived) - 1) / np.ptp(arrived))
     return {
         "estimates": delays,
         "blocks": number_of_blocks(len(columns["arrived_s"])),
@@ -175,26 +182,6 @@ def serve(worker: PointWorker, point: Point, replication: int) -> RunResult:
         "cached_bytes": row.kv_resident_peak_bytes + row.state_resident_peak_bytes,
         "rate_rps": rate,
     }
-
-
-def _plain(estimates: Mapping[str, Estimate] | None) -> dict[str, list[float | None]] | None:
-    """Return estimates as lists of value and error, for JSON."""
-    return (
-        None
-        if estimates is None
-        else {name: list(estimate) for name, estimate in estimates.items()}
-    )
-
-
-def _load(columns: Columns, row: RunRow) -> tuple[float | None, bool]:
-    """Return offered work ÷ capacity, and whether the queue grows; simultaneous requests have no
-    load."""
-    if not np.ptp(columns["arrived_s"]):
-        return None, False
-    one_seed = columns | {"seed": np.zeros(len(columns["arrived_s"]), dtype=np.int64)}
-    utilisation = utilisation_of(one_seed, [asdict(row) | {"seed": 0}])
-    state = assess([Run(columns["arrived_s"], columns["first_token_s"])], utilisation)
-    return utilisation, state.verdict == SATURATED
 
 
 # ------------------------------------------------------------------------------
@@ -244,10 +231,13 @@ class Outcome:
             variances.append(
                 (float(np.mean([error**2 for _, error in estimates])), self.runs[0]["blocks"] - 1)
             )
-        mean, half = float(values.mean()), _half_width(variances)
-        return (
-            Interval(mean, None, None) if half is None else Interval(mean, mean - half, mean + half)
-        )
+        mean, half = float(values.mean()), 0.0
+        if not variances:
+            return Interval(mean, None, None)
+        if variance := sum(size for size, _ in variances):
+            degrees = variance**2 / sum(size**2 / degrees for size, degrees in variances)
+            half = t_quantile(_LEVEL, degrees) * math.sqrt(variance)
+        return Interval(mean, mean - half, mean + half)
 
     @property
     def grows(self) -> bool:
@@ -311,17 +301,6 @@ class Outcome:
             "queue_grows": self.grows,
             **{name: self.mean(name) for name in ("token_hit_rate", "utilisation", "preemptions")},
         }
-
-
-def _half_width(variances: Sequence[tuple[float, int]]) -> float | None:
-    """Return half the width of an interval from variances and their degrees of freedom."""
-    variance = sum(size for size, _ in variances)
-    if not variances:
-        return None
-    if not variance:
-        return 0.0
-    degrees = variance**2 / sum(size**2 / degrees for size, degrees in variances)
-    return t_quantile(_LEVEL, degrees) * math.sqrt(variance)
 
 
 # ------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from spanlab.analyses.plan_points import APART_NS, Border, Point, geometric
 from spanlab.analyses.state_ratio import SGLANG_DEFAULT, balanced
 from spanlab.model_spec import GIB
 from spanlab.settings.arms import PlacementSettings
-from spanlab.settings.server import StoreSettings
 from spanlab.study.prepare import room_gib
 
 # ------------------------------------------------------------------------------
@@ -254,26 +253,19 @@ def ratio(planner: Planner) -> SearchResult:
     assert total is not None, "the settings let no other memory pass"
     rule = balanced(study.model, planner.requests)
     ratios = sorted({*RATIOS, float(f"{rule:.3g}")})
-    stores = {value: replace(study.store, state_ratio=value) for value in ratios}
-    points = {
-        value: replace(planner.study_point, store=store)
-        for value, store in stores.items()
-        if _fits_largest(planner, store)
-    }
+    need, points = planner.need_gib(planner.strategy), {}
+    for value in ratios:
+        store = replace(study.store, state_ratio=value)
+        kv_gib, state_gib = store.pools_gib
+        assert kv_gib is not None and state_gib is not None, "both pools are limited"
+        if need.kv <= kv_gib and need.states <= state_gib:
+            points[value] = replace(planner.study_point, store=store)
     if not points:
         raise ValueError(
             f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request"
         )
     marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))
     return scan(planner, RATIO_AXIS, points, lambda value: f"states ÷ KV = {value:g}", marks)
-
-
-def _fits_largest(planner: Planner, store: StoreSettings) -> bool:
-    """Return whether both pools have the memory of the largest request alone."""
-    kv_gib, state_gib = store.pools_gib
-    assert kv_gib is not None and state_gib is not None, "both pools are limited"
-    need = planner.need_gib(planner.strategy)
-    return need.kv <= kv_gib and need.states <= state_gib
 
 
 # ------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from spanlab.analyses.base import Findings, Finished, point_entries
 from spanlab.analyses.families import check_families
 from spanlab.records import LOSS_CAUSES
 from spanlab.report import style
-from spanlab.report.data import ArmData
 from spanlab.report.sweep import SweepPoint, footer_of
 from spanlab.report.table import (
     MISSING,
@@ -76,6 +75,11 @@ class RuleResult:
     def hit_rate(self) -> Interval:
         """Mean over seeds with its 95 % interval, clipped to 0 to 1."""
         return t_interval(self.hit_rates).clipped()
+
+    @property
+    def regret_points(self) -> float | None:
+        """Offline bound - token hit rate, in percent; None as `offline`."""
+        return None if self.offline is None else 100 * (self.offline - self.hit_rate.mean)
 
     @property
     def of_bound(self) -> float | None:
@@ -301,9 +305,14 @@ def _draw_panel(
     resident = np.array([rule.resident for rule in all_rules]) / GIB
     values = np.array([_value(rule, measure) for rule in all_rules], dtype=np.float64)
     ax.scatter(resident, values, s=7, color="#bbbbbb", linewidths=0)
+    sign = 1.0 if measure == "token_hit_rate" else -1.0
     for family, (colour, marker) in zip(families, _STROKES, strict=False):
-        family_rules = [[rule for rule in point.rules if rule.family == family] for point in points]
-        shown = [rule for rule in (_best(rules, measure) for rules in family_rules) if rule]
+        shown = []  # the best rule of each point, of those in a steady state
+        for point in points:
+            rules = [rule for rule in point.rules if rule.family == family]
+            measured = [rule for rule in rules if _value(rule, measure) is not None]
+            if measured:
+                shown.append(max(measured, key=lambda rule: sign * (_value(rule, measure) or 0.0)))
         x = [rule.resident / GIB for rule in shown]
         y = np.array([_value(rule, measure) for rule in shown], dtype=np.float64)
         ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, zorder=3)
@@ -311,15 +320,25 @@ def _draw_panel(
             rates = [rule.hit_rate for rule in shown]
             halves = [0.0 if rate.high is None else 100 * (rate.high - rate.mean) for rate in rates]
             ax.errorbar(x, y, halves, fmt="none", ecolor=colour, elinewidth=1, capsize=2, zorder=3)
+    budgets = sorted(point.gib for point in points if point.gib is not None)
     if measure == "token_hit_rate":
-        for bound in _BOUNDS:
-            _draw_bound(ax, points, bound)
+        for bound, (_, dash) in _BOUNDS.items():
+            options: dict[str, Any] = {"color": style.INK, "linewidth": 1.1, "linestyle": dash}
+            # the largest bound of any rule, because units differ; points are left of their budget
+            bounds = [[getattr(rule, bound) for rule in point.rules] for point in points]
+            levels = [
+                100 * max(value for value in values if value is not None) for values in bounds
+            ]
+            if len(budgets) < len(points):
+                ax.axhline(max(levels), zorder=2, **options)
+            else:
+                begin = budgets[0] / 2.5
+                ax.step([begin, *budgets], [levels[0], *levels], where="pre", zorder=2, **options)
         ax.set_ylim(0, 100)
     else:
         style.log_scale(
             ax.yaxis, *style.positive_range(np.array([_value(rule, measure) for rule in all_rules]))
         )
-    budgets = sorted(point.gib for point in points if point.gib is not None)
     if budgets:
         ax.set_xscale("log")
         ax.set_xticks(budgets, [f"{gib:g}" for gib in budgets])
@@ -332,31 +351,6 @@ def _draw_panel(
 
 def _value(rule: RuleResult, measure: str) -> float | None:
     return 100 * rule.hit_rate.mean if measure == "token_hit_rate" else rule.ttft_s["mean"]
-
-
-def _best(rules: Sequence[RuleResult], measure: str) -> RuleResult | None:
-    """Return the rule with most reuse or the lowest TTFT; None where no rule has a steady state."""
-    measured = [rule for rule in rules if _value(rule, measure) is not None]
-    sign = 1.0 if measure == "token_hit_rate" else -1.0
-    return max(measured, key=lambda rule: sign * (_value(rule, measure) or 0.0), default=None)
-
-
-def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
-    """Draw the largest bound of any rule by budget, because units differ; points are left of their
-    budget."""
-    options: dict[str, Any] = {
-        "color": style.INK,
-        "linewidth": 1.1,
-        "linestyle": _BOUNDS[bound][1],
-        "zorder": 2,
-    }
-    bounds = [[getattr(rule, bound) for rule in point.rules] for point in points]
-    levels = [100 * max(value for value in values if value is not None) for values in bounds]
-    budgets = [point.gib for point in points if point.gib is not None]
-    if len(budgets) < len(points):
-        ax.axhline(max(levels), **options)
-    else:
-        ax.step([budgets[0] / 2.5, *budgets], [levels[0], *levels], where="pre", **options)
 
 
 # ------------------------------------------------------------------------------
@@ -383,14 +377,10 @@ def _lost(rule: RuleResult) -> Cell:
     return Cell(rule.lost, f"{cause}, {100 * rule.lost_share:.1f} %") if rule.lost else MISSING
 
 
-def _regret(rule: RuleResult) -> float | None:
-    return None if rule.offline is None else 100 * (rule.offline - rule.hit_rate.mean)
-
-
 _RULE_FIELDS = (
     Field("token_hit_rate", "token\nhit rate", percent_interval, "rule.hit_rate"),
     Field("of_bound", "of offline\nbound", percent, "rule.of_bound"),
-    Field("regret_points", "regret,\npoints", one_decimal, lambda row: _regret(row["rule"]), 2),
+    Field("regret_points", "regret,\npoints", one_decimal, "rule.regret_points", 2),
     Field("ttft_regret_s", "mean TTFT\n− bound", seconds, "rule.ttft_regret_s", 4),
     Field("ttft_p50_s", "TTFT\np50", seconds, "rule.ttft_s.p50"),
     Field("ttft_p95_s", "TTFT\np95", seconds, "rule.ttft_s.p95"),
@@ -403,7 +393,13 @@ def ranking_table(points: Sequence[PolicyPoint]) -> Table:
     """Return a row per rule, best first: the share of the offline bound by workload, mean over
     budgets."""
     panels = panels_of(points)
-    reached = {panel: _reached(panel_points) for panel, panel_points in panels.items()}
+    # each rule's mean share of the bound; None where a point has no bound
+    reached = {}
+    for panel, panel_points in panels.items():
+        shares: dict[str, list[float | None]] = {}
+        for rule in (rule for point in panel_points for rule in point.rules):
+            shares.setdefault(rule.arm, []).append(rule.of_bound)
+        reached[panel] = {arm: _mean(values) for arm, values in shares.items()}
     families = {rule.arm: rule.family for point in points for rule in point.rules}
     means = {arm: _mean([reached[panel].get(arm) for panel in panels]) for arm in families}
     order = sorted(families, key=lambda arm: means[arm] or 0.0, reverse=True)
@@ -426,16 +422,6 @@ def ranking_table(points: Sequence[PolicyPoint]) -> Table:
     return tabulate(
         "policies", "Token hit rate ÷ offline bound, by rule", fields, rows, (_BOUND_NOTE, note)
     )
-
-
-def _reached(points: Sequence[PolicyPoint]) -> dict[str, float | None]:
-    """Return each rule's mean share of the offline bound over points; None where a point has no
-    bound."""
-    shares: dict[str, list[float | None]] = {}
-    for point in points:
-        for rule in point.rules:
-            shares.setdefault(rule.arm, []).append(rule.of_bound)
-    return {arm: _mean(rule_shares) for arm, rule_shares in shares.items()}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -502,24 +488,20 @@ def policies_of_study(finished: Finished) -> Findings:
     }
     order = list(finished.study.analyses.families.arms)
     arms = [result.data for result in finished.results if result.data.name in families]
-    rules = sorted(
-        (_rule(arm, families[arm.name]) for arm in arms), key=lambda rule: order.index(rule.family)
-    )
+    rules = []
+    for arm in arms:
+        seeds = [arm.columns["seed"] == seed for seed in np.unique(arm.columns["seed"])]
+        reused, prompt = (
+            np.array([arm.columns[f"{name}_tokens"][of_seed].sum() for of_seed in seeds])
+            for name in ("reused", "prompt")
+        )
+        rates = (reused / prompt).tolist()
+        rules.append(rule_result(arm.name, families[arm.name], arm.summary, rates))
+    rules.sort(key=lambda rule: order.index(rule.family))
     gib = finished.study.store.total_gib
     points = [PolicyPoint(finished.study.workload.kind, gib, tuple(rules))]
     entry = {"budget_gib": gib, "rules": [rule.plain() for rule in rules]}
     return Findings({"policies": entry}, (best_table(points),), (rules_table(points),))
-
-
-def _rule(arm: ArmData, family: str) -> RuleResult:
-    seeds = np.unique(arm.columns["seed"])
-    reused, prompt = (
-        np.array(
-            [arm.columns[f"{name}_tokens"][arm.columns["seed"] == seed].sum() for seed in seeds]
-        )
-        for name in ("reused", "prompt")
-    )
-    return rule_result(arm.name, family, arm.summary, (reused / prompt).tolist())
 
 
 def policies_of_points(points: Sequence[SweepPoint]) -> Findings:

@@ -389,33 +389,22 @@ def draw_prefill_parts(data: PrefillData) -> Figure | None:
     bounds = [entry["bound_s"] * unit.factor for entry in entries]
     bar: dict[str, Any] = {"color": style.INK, "markersize": 13, "markeredgewidth": 1.8}
     ax.plot(bounds, range(len(entries)), "|", label="bound", **bar)
-    _cut_longest(ax, [total * unit.factor for total in totals], unit.name)
+    # bars above the limit are clipped, so that the parts of shorter bars stay visible
+    shown = [total * unit.factor for total in totals]
+    limit = _CUT * statistics.median(shown)
+    if max(shown) > limit:
+        ax.set_xlim(0, limit)
+    for row, total in enumerate(shown):
+        if total > limit:
+            text = f"{significant(total)} {unit.name} →"
+            at: dict[str, Any] = {"ha": "right", "va": "center"}
+            ax.text(0.99 * limit, row, text, fontsize=style.TICK_PT, color="white", **at)
     ax.set_yticks(range(len(entries)), names)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
     style.label(ax, f"TTFT, medians of its parts ({unit.name})")
     style.legend_right(ax)
     return figure
-
-
-def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:
-    """Clip bars above the limit, so that the parts of shorter bars stay visible."""
-    limit = _CUT * statistics.median(totals)
-    if max(totals) <= limit:
-        return
-    ax.set_xlim(0, limit)
-    for row, total in enumerate(totals):
-        if total > limit:
-            text = f"{significant(total)} {unit} →"
-            ax.text(
-                0.99 * limit,
-                row,
-                text,
-                ha="right",
-                va="center",
-                fontsize=style.TICK_PT,
-                color="white",
-            )
 
 
 # ------------------------------------------------------------------------------
@@ -492,6 +481,8 @@ _LINES: tuple[LineStyleType, ...] = ("-", (0, (4, 1.5)), (0, (2, 1)), (0, (6, 1.
 def draw_prefill_speedup(data: PrefillData) -> Figure | None:
     """Draw ratios of mean TTFT with 95 % bands, ratios of bounds dotted; None without speedups or
     two lengths."""
+    from matplotlib.lines import Line2D
+
     entries = [
         entry for entry in data.without_baseline() if entry["speedup"] and entry["reused_tokens"]
     ]
@@ -536,7 +527,15 @@ def draw_prefill_speedup(data: PrefillData) -> Figure | None:
     length_axis(panels[0].xaxis, lengths)
     style.log_scale(panels[0].yaxis, min(factors), max(factors))
     panels[0].set_ylim(min(*factors, 1) / 1.3, max(factors) * 1.3)
-    _speedup_label(figure, names)
+    name_axes(figure, "prompt length (tokens)", "speedup of TTFT (×)")
+    keys = [
+        Line2D([], [], color=style.INK, linewidth=1.3, linestyle=_LINES[index % len(_LINES)])
+        for index in range(len(names))
+    ]
+    anchor = 0.07, 1 - 0.3 / figure.get_figheight()
+    figure.legend(
+        keys, names, loc="upper left", bbox_to_anchor=anchor, ncols=3, fontsize=8, frameon=False
+    )
     return figure
 
 
@@ -557,20 +556,6 @@ def _draw_curve(ax: Axes, entries: list[Entry], stroke: style.Stroke, line: Line
         markersize=4,
         linewidth=1.3,
         linestyle=line,
-    )
-
-
-def _speedup_label(figure: Figure, names: list[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    name_axes(figure, "prompt length (tokens)", "speedup of TTFT (×)")
-    keys = [
-        Line2D([], [], color=style.INK, linewidth=1.3, linestyle=_LINES[index % len(_LINES)])
-        for index in range(len(names))
-    ]
-    anchor = 0.07, 1 - 0.3 / figure.get_figheight()
-    figure.legend(
-        keys, names, loc="upper left", bbox_to_anchor=anchor, ncols=3, fontsize=8, frameon=False
     )
 
 
@@ -607,9 +592,14 @@ def draw_prefill_ttft(data: PrefillData) -> Figure | None:
     for ax, name in zip(panels, names, strict=True):
         entries = [entry for entry in data.entries if data.name(entry) == name]
         for arm, stroke in strokes.items():
-            _ttft_draw_arm(
-                ax, curve([entry for entry in entries if entry["arm"] == arm]), stroke, unit.factor
+            line = curve([entry for entry in entries if entry["arm"] == arm])
+            at = [entry["prompt_tokens"] for entry in line]
+            low, middle, high = (
+                [entry["ttft_s"][point] * unit.factor for entry in line]
+                for point in ("p25", "p50", "p75")
             )
+            ax.fill_between(at, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
+            ax.plot(at, middle, markersize=4, linewidth=1.2, **stroke.options)
         ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
     length_axis(panels[0].xaxis, lengths)
     style.log_scale(panels[0].yaxis, *style.positive_range(times * unit.factor))
@@ -621,15 +611,6 @@ def draw_prefill_ttft(data: PrefillData) -> Figure | None:
         keys, list(strokes), loc="upper left", bbox_to_anchor=anchor, fontsize=8, frameon=False
     )
     return figure
-
-
-def _ttft_draw_arm(ax: Axes, entries: list[Entry], stroke: style.Stroke, factor: float) -> None:
-    lengths = [entry["prompt_tokens"] for entry in entries]
-    low, middle, high = (
-        [entry["ttft_s"][point] * factor for entry in entries] for point in ("p25", "p50", "p75")
-    )
-    ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
-    ax.plot(lengths, middle, markersize=4, linewidth=1.2, **stroke.options)
 
 
 FIGURES = {

@@ -119,13 +119,20 @@ def prefill_entries(
     for index, combination in enumerate(combinations):
         for arm in arms:
             rows = np.flatnonzero(of_request[arm.request] == index)
-            if len(rows):
-                labels_entry = {
-                    "arm": arm.arm,
-                    "family": arm.family,
-                    **dict(zip(names, combination, strict=True)),
-                }
-                entries.append(labels_entry | _entry(arm, rows, base) | _beside(arm, rows, plain))
+            if not len(rows):
+                continue
+            labels_entry = {
+                "arm": arm.arm,
+                "family": arm.family,
+                **dict(zip(names, combination, strict=True)),
+            }
+            beside: dict[str, Any] = {"plain_s": None, "over_plain": None}
+            if plain is not None:
+                pairs = Pairs.of(arm, plain, rows)
+                same = plain.ttft_s[pairs.baseline_rows]
+                beside["plain_s"] = float(np.median(same)) if len(same) else None
+                beside["over_plain"] = pairs.ratio(plain.ttft_s, arm.ttft_s)
+            entries.append(labels_entry | _entry(arm, rows, base) | beside)
     return entries
 
 
@@ -162,19 +169,6 @@ def _entry(
             "ratio_of_bounds": None if bounds is None else bounds["mean"],
         }
     return entry | ratios
-
-
-def _beside(arm: ArmPrefills, rows: NDArray[np.int64], plain: ArmPrefills | None) -> dict[str, Any]:
-    """Return the median time of the same requests in plain transformers, and the speedup over
-    it."""
-    if plain is None:
-        return {"plain_s": None, "over_plain": None}
-    pairs = Pairs.of(arm, plain, rows)
-    same = plain.ttft_s[pairs.baseline_rows]
-    return {
-        "plain_s": float(np.median(same)) if len(same) else None,
-        "over_plain": pairs.ratio(plain.ttft_s, arm.ttft_s),
-    }
 
 
 def quartiles(values: Floats) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,13 +39,12 @@ from spanlab.settings.server import SERVER, ServerSettings, held_token_bytes
 from spanlab.settings.study import Study
 from spanlab.study.backends import RealEngine, Simulator
 from spanlab.study.jobs import Job, Jobs, run_cells
-from spanlab.study.numbers import ArmFiles, Columns, RunCell
+from spanlab.study.numbers import Columns, RunCell
 from spanlab.study.servers.base import as_served
 from spanlab.study.servers.steps import (
     FAULTS,
     LiveRun,
     Rendezvous,
-    Served,
     meet,
     other_release,
     read_run,
@@ -212,10 +211,24 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
     order = [numbers[int(request)] for request in columns["request_id"]]
     ours = [both.decided[at] for at in order]
     served = [run.requests[at] for at in order]
+    # what differs: the first step, and requests whose log and answer do not agree
+    causes = list(other_release(run, preset))
+    if both.differences:
+        first = both.differences[0]
+        causes.append(
+            f"step {first.step:,} is the first of {len(both.differences):,} that differ: the server computed "
+            f"{_tokens(first.served)}, ours {_tokens(first.decided)}"
+        )
+    reported = columns["reused_tokens"].astype(float)
+    logged = np.array([request.reused for request in served], float)
+    if (others := int((reported != logged).sum())) and not np.isnan(reported).all():
+        causes.append(
+            f"{others:,} answers tell other reused tokens than the scheduler of the server has decided"
+        )
     return Compared(
         cell,
         int(columns["prompt_tokens"].sum()),
-        np.array([request.reused for request in served], float),
+        logged,
         np.array([decided.reused for decided in ours], float),
         np.array([both.same_course(at) for at in order]),
         both.num_steps,
@@ -226,7 +239,7 @@ def _by_steps(study: Study, cell: RunCell, columns: Columns, run: LiveRun) -> Co
         ),
         _client_delays(columns),
         _stepped(both, order),
-        (*other_release(run, preset), *_causes(both, columns, served)),
+        tuple(causes),
         tuple(name for name, fault in FAULTS.items() if both.differences and fault.applies(run)),
     )
 
@@ -247,20 +260,6 @@ def _stepped(both: Rendezvous, order: Sequence[int]) -> Delays:
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(tokens > 1, (end - first) / (tokens - 1), np.nan)
     return Delays(first - added, tpot, end - added)
-
-
-def _causes(both: Rendezvous, columns: Columns, served: Sequence[Served]) -> Iterator[str]:
-    """Yield what differs: the first step, and requests whose log and answer do not agree."""
-    if both.differences:
-        first = both.differences[0]
-        yield (
-            f"step {first.step:,} is the first of {len(both.differences):,} that differ: the server computed "
-            f"{_tokens(first.served)}, ours {_tokens(first.decided)}"
-        )
-    reported = columns["reused_tokens"].astype(float)
-    logged = np.array([request.reused for request in served], float)
-    if (others := int((reported != logged).sum())) and not np.isnan(reported).all():
-        yield f"{others:,} answers tell other reused tokens than the scheduler of the server has decided"
 
 
 def _tokens(step: Mapping[str, int] | None) -> str:
@@ -298,28 +297,6 @@ def _by_simulation(study: Study, cell: RunCell, columns: Columns, job: Job) -> C
     prompt = int(columns["prompt_tokens"].sum())
     delays = _client_delays(columns)
     return Compared(cell, prompt, served, ours, None, None, None, None, delays, None, tuple(causes))
-
-
-def _with_engine(run: Compared, columns: Columns, job: Job, engine: _EngineBeside) -> Compared:
-    """Return a run with what our engine reused; a difference with several requests at once depends
-    on times."""
-    reused = engine.reused(job)
-    computed = np.array([reused[int(request)] for request in columns["request_id"]], float)
-    several = (_SEVERAL,) if job.clients != 1 and not np.array_equal(computed, run.served) else ()
-    return replace(run, computed=computed, causes=tuple(dict.fromkeys((*run.causes, *several))))
-
-
-def _of_run(
-    study: Study, jobs: Jobs, arm: str, files: ArmFiles, cell: RunCell, columns: Columns
-) -> Compared:
-    path = files.log(arm, cell)
-    if not path.exists():
-        return _by_simulation(study, cell, columns, jobs.job(arm, cell, files))
-    run = read_run(path)
-    compared = _by_steps(study, cell, columns, run)
-    if compared.broken():  # so that it can be sent, and decided again without a server
-        write_case(run, path.with_suffix(".case.json"))
-    return compared
 
 
 # ------------------------------------------------------------------------------
@@ -505,9 +482,23 @@ def rendezvous(finished: Finished) -> Findings:
     for arm, files in finished.files.items():
         columns = files.columns()
         for cell in run_cells(study, arm):
-            run = _of_run(study, jobs, arm, files, cell, columns[cell])
+            path = files.log(arm, cell)
+            if path.exists():
+                served = read_run(path)
+                run = _by_steps(study, cell, columns[cell], served)
+                if run.broken():  # so that it can be sent, and decided again without a server
+                    write_case(served, path.with_suffix(".case.json"))
+            else:
+                run = _by_simulation(study, cell, columns[cell], jobs.job(arm, cell, files))
             if engine is not None:
-                run = _with_engine(run, columns[cell], jobs.job(arm, cell, files), engine)
+                job = jobs.job(arm, cell, files)
+                reused = engine.reused(job)
+                computed = np.array([reused[int(n)] for n in columns[cell]["request_id"]], float)
+                causes = run.causes
+                # a difference with several requests at once depends on times
+                if job.clients != 1 and not np.array_equal(computed, run.served):
+                    causes = (*causes, _SEVERAL)
+                run = replace(run, computed=computed, causes=tuple(dict.fromkeys(causes)))
             runs.append(run)
     notes = [f"seed {run.cell.seed}: {cause}" for run in runs for cause in run.causes]
     notes += [
@@ -523,8 +514,8 @@ def rendezvous(finished: Finished) -> Findings:
         for arm, files in finished.files.items()
         for cell in run_cells(study, arm)
     )
-    if (path := next((log for log in logs if log.exists()), None)) is not None:
-        tables.append(server_table(read_run(path)))
+    if (written := next((log for log in logs if log.exists()), None)) is not None:
+        tables.append(server_table(read_run(written)))
     accepted = set(study.analyses.rendezvous.accept)
     broken = dict.fromkeys(
         name for run in runs if not accepted.intersection(run.faults) for name in run.broken()

@@ -41,7 +41,7 @@ from spanlab.settings.study import Study
 from spanlab.stats import Interval, t_interval
 from spanlab.study.bounds import family
 from spanlab.study.jobs import run_cells
-from spanlab.study.numbers import ArmFiles, Columns, RunCell, busy_fraction, select
+from spanlab.study.numbers import ArmFiles, RunCell, busy_fraction, select
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,8 +100,18 @@ def serving_values(columns: ColumnMap, gaps: Gaps | None, goals: Mapping[str, Go
         "tpot", delays["tpot_s"][several] * _MS
     )
     values |= spread("e2el", delays["e2e_s"] * _MS)
-    if gaps is not None:
-        values |= _gap_spread(gaps)
+    # the same statistics as `spread` of the single gaps
+    if gaps is not None and (total := int(gaps.count.sum())):
+        gaps_ms: Floats = gaps.gap_ns.astype(np.float64) * _MS_PER_NS
+        weights = gaps.count / total
+        mean = float(gaps_ms @ weights)
+        values |= {
+            "mean_itl_ms": mean,
+            "median_itl_ms": pooled_percentile(gaps_ms, gaps.count, 50),
+            "std_itl_ms": float(np.sqrt((gaps_ms - mean) ** 2 @ weights)),
+        }
+        for percent in PERCENTILES:
+            values[f"p{percent}_itl_ms"] = pooled_percentile(gaps_ms, gaps.count, percent)
     if "queue_s" in delays:
         values |= spread("queue", delays["queue_s"] * _MS)
     for name, goal in goals.items():
@@ -132,25 +142,6 @@ def spread(name: str, values_ms: Floats) -> Values:
     tails = np.percentile(values_ms, PERCENTILES).tolist()
     return statistics | {
         f"p{percent}_{name}_ms": tail for percent, tail in zip(PERCENTILES, tails, strict=True)
-    }
-
-
-def _gap_spread(gaps: Gaps) -> Values:
-    """Return the same statistics as `spread` of the individual gaps."""
-    total = int(gaps.count.sum())
-    if not total:
-        return {}
-    values: Floats = gaps.gap_ns.astype(np.float64) * _MS_PER_NS
-    weights = gaps.count / total
-    mean = float(values @ weights)
-    statistics = {
-        "mean_itl_ms": mean,
-        "median_itl_ms": pooled_percentile(values, gaps.count, 50),
-        "std_itl_ms": float(np.sqrt((values - mean) ** 2 @ weights)),
-    }
-    return statistics | {
-        f"p{percent}_itl_ms": pooled_percentile(values, gaps.count, percent)
-        for percent in PERCENTILES
     }
 
 
@@ -392,20 +383,25 @@ def _loads(study: Study, arm: str, files: ArmFiles, goals: Mapping[str, Goal]) -
     arms = []
     for rate in dict.fromkeys(cell.rate_rps for cell in all_cells):
         rate_cells = [cell for cell in all_cells if cell.rate_rps == rate]
-        runs = [
-            _values(columns[cell], rows[cell], _tokens(files, arm, cell), goals)
-            for cell in rate_cells
-        ]
+        runs, notes = [], []
+        for cell in rate_cells:
+            run, tokens = rows[cell], _tokens(files, arm, cell)
+            counted = select(columns[cell], columns[cell]["counted"].astype(bool))
+            gaps = Gaps(tokens["gap_ns"], tokens["gap_count"]) if tokens else None
+            values = serving_values(counted, gaps, goals) | queues(columns[cell]).values()
+            for given, names in ((tokens, ("batch_size", "batch_tokens")), (run, _OF_RUN)):
+                values |= {name: float(given[name]) for name in names if name in given}
+            if "failures" in run:
+                values["failed"] = len(run["failures"])
+            if "busy_s" in run:
+                values["busy_fraction"] = busy_fraction([run])
+            runs.append(values)
+            notes += _notes(arm, run, tokens)
         # Metrics that all runs have. Student's interval is not cut: a lower end below zero shows
         # that the runs hardly determine the metric.
-        names = [name for name in runs[0] if all(name in run for run in runs)]
-        over_runs = {name: t_interval([run[name] for run in runs]) for name in names}
+        shared = [name for name in runs[0] if all(name in run for run in runs)]
+        over_runs = {name: t_interval([run[name] for run in runs]) for name in shared}
         row = ServingRow(arm, rate, len({cell.seed for cell in rate_cells}), over_runs)
-        notes = [
-            note
-            for cell in rate_cells
-            for note in _notes(arm, rows[cell], _tokens(files, arm, cell))
-        ]
         arms.append(_Arm(row, queues(columns[rate_cells[0]]), tuple(notes)))
     return arms
 
@@ -418,24 +414,6 @@ def _tokens(files: ArmFiles, arm: str, cell: RunCell) -> dict[str, Any]:
         return {}
     with np.load(path) as file:
         return {name: file[name] for name in file.files}
-
-
-def _values(
-    columns: Columns, run: dict[str, Any], tokens: dict[str, Any], goals: Mapping[str, Goal]
-) -> Values:
-    """Return the metrics of one run."""
-    counted = select(columns, columns["counted"].astype(bool))
-    gaps = Gaps(tokens["gap_ns"], tokens["gap_count"]) if tokens else None
-    values = serving_values(counted, gaps, goals) | queues(columns).values()
-    values |= {
-        name: float(tokens[name]) for name in ("batch_size", "batch_tokens") if name in tokens
-    }
-    values |= {name: float(run[name]) for name in _OF_RUN if name in run}
-    if "failures" in run:
-        values["failed"] = len(run["failures"])
-    if "busy_s" in run:
-        values["busy_fraction"] = busy_fraction([run])
-    return values
 
 
 def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:

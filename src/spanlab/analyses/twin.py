@@ -88,7 +88,20 @@ def tables_of(summary: Summary, title: str, caveats: tuple[str, ...]) -> tuple[T
     parameters = tabulate(
         "parameters", "What the log says of the server", _PARAMETERS, rows, (note,)
     )
-    server = _server(summary)
+    blocks = summary["blocks"]
+    settings = summary["server"] | {
+        "blocks in use, at most": f"{blocks['most_used']:,} of {blocks['usable']:,}",
+        "preemptions, simulated": f"{summary['preemptions']:,}",
+    }
+    if (reuse := summary["reuse"]) is not None:
+        settings["reused tokens equal"] = f"{reuse['same']:,} of {summary['requests']:,} requests"
+        settings["token hit rate, simulated"] = (
+            f"{reuse['hit_rate']:.2%}, {reuse['our_hit_rate']:.2%}"
+        )
+    if (steps := summary["steps_fitted"]) is not None:
+        settings["steps fitted"] = f"{steps:,}"
+    rows = [{"setting": name, "value": value} for name, value in settings.items()]
+    server = tabulate("server", "The server as it was run", _SETTINGS, rows)
     if not any(summary["means_s"].values()):  # a log without times of requests has no errors
         return replace(parameters, title=title, notes=(*parameters.notes, *caveats)), server
     return _errors(summary, title, caveats), parameters, server
@@ -117,23 +130,6 @@ def _errors(summary: Summary, title: str, caveats: tuple[str, ...]) -> Table:
         *caveats,
     )
     return tabulate("twin", f"{title}\n{head}", _ERRORS, rows, notes)
-
-
-def _server(summary: Summary) -> Table:
-    blocks = summary["blocks"]
-    settings = summary["server"] | {
-        "blocks in use, at most": f"{blocks['most_used']:,} of {blocks['usable']:,}",
-        "preemptions, simulated": f"{summary['preemptions']:,}",
-    }
-    if (reuse := summary["reuse"]) is not None:
-        settings["reused tokens equal"] = f"{reuse['same']:,} of {summary['requests']:,} requests"
-        settings["token hit rate, simulated"] = (
-            f"{reuse['hit_rate']:.2%}, {reuse['our_hit_rate']:.2%}"
-        )
-    if (steps := summary["steps_fitted"]) is not None:
-        settings["steps fitted"] = f"{steps:,}"
-    rows = [{"setting": name, "value": value} for name, value in settings.items()]
-    return tabulate("server", "The server as it was run", _SETTINGS, rows)
 
 
 # ------------------------------------------------------------------------------
@@ -268,6 +264,13 @@ def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
         )
     fitted, facts = runs[0], server_of(study, runs[0].described)
     check_memory(fitted.log, facts.memory, path)
+    # other servers have another memory: what describes that of the fitted run's does not count
+    settings = replace(options, num_gpu_blocks=None, prefix_caching=None, async_scheduling=None)
+    (arm,) = study.chosen()
+    pool = study.arms[arm].pool
+    assert pool is not None, "checked with the settings"
+    arms = {arm: replace(study.arms[arm], pool=replace(pool, block_size=None))}
+    alone = study.changed(twin=settings, arms=arms, batch=BatchRules(), store=StoreSettings())
     others: list[tuple[Capture, ServerFacts]] = []
     for folder in options.predict:
         for run in read_captures(str(Path(folder).expanduser()), "twin.predict", study):
@@ -275,22 +278,10 @@ def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
                 raise ValueError(
                     f"twin.predict={folder}: expected another run than the fitted one, and each one once"
                 )
-            other_facts = server_of(_described_alone(study), run.described)
+            other_facts = server_of(alone, run.described)
             check_memory(run.log, other_facts.memory, folder)
             others.append((run, other_facts))
     return Input(fitted.log, facts, fitted, others)
-
-
-def _described_alone(study: Study) -> Study:
-    """Return the study without settings that describe the memory of the fitted run's server."""
-    twin = replace(
-        study.analyses.twin, num_gpu_blocks=None, prefix_caching=None, async_scheduling=None
-    )
-    (arm,) = study.chosen()
-    pool = study.arms[arm].pool
-    assert pool is not None, "checked with the settings"
-    arms = {arm: replace(study.arms[arm], pool=replace(pool, block_size=None))}
-    return study.changed(twin=twin, arms=arms, batch=BatchRules(), store=StoreSettings())
 
 
 def check_log(study: Study, log: Log) -> None:
@@ -340,10 +331,15 @@ def twin(finished: Finished) -> Findings:
         tables += (table_of(summary["forwards"]),)
     if given.fitted is not None and given.others:
         draws = study.analyses.twin.draws
-        summary["predictions"] = list(
-            _predictions(given.fitted, given.others, Twin.of(fitting, fit), draws)
-        )
-        tables += tables_of_predictions(summary["predictions"], title, draws)
+        captures = (given.fitted, *(run for run, _ in given.others))
+        model, predictions = Twin.of(fitting, fit), []
+        for run, facts in given.others:
+            further = [other for other in captures if other is not run]
+            predicted, speed = predict(model, run, facts, draws), model.at_speed(run, facts)
+            slowness = model.slowness(run.log)
+            predictions.append(summary_of(given.fitted, predicted, speed, slowness, further))
+        summary["predictions"] = predictions
+        tables += tables_of_predictions(predictions, title, draws)
         caveats += tuple(f"{run.name}: {note}" for run, _ in given.others for note in run.log.notes)
     figures = (
         {}
@@ -354,23 +350,22 @@ def twin(finished: Finished) -> Findings:
     return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
 
 
-def _predictions(
-    fitted: Capture, others: list[tuple[Capture, ServerFacts]], twin: Twin, draws: int
-) -> Iterator[dict[str, Any]]:
-    for run, facts in others:
-        further = [
-            other for other in (fitted, *(capture for capture, _ in others)) if other is not run
-        ]
-        predicted = predict(twin, run, facts, draws)
-        yield summary_of(
-            fitted, predicted, twin.at_speed(run, facts), twin.slowness(run.log), further
-        )
-
-
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
     predicted, measured, tests = predicted_times(log, fit.times), measured_times(log), ~log.trains
     source = fit.facts.sources["twin.async_scheduling"]
     scheduling = source if "(" in source else f"{bool(fit.facts.asynchronous)} (fits better)"
+    means_s: dict[str, float | None] = {}
+    for name, values in measured.items():
+        known = values[tests & ~np.isnan(values)]
+        means_s[name] = float(known.mean()) if len(known) else None
+    reuse = None
+    if log.reused is not None:
+        tokens = int(log.prompt_lens.sum())
+        reuse = {
+            "same": int((log.reused == fit.times.reused).sum()),
+            "hit_rate": float(log.reused.sum()) / tokens,
+            "our_hit_rate": float(fit.times.reused.sum()) / tokens,
+        }
     return {
         "timing": "fitted",  # replaces the study's own timing model
         "requests": len(log.requests),
@@ -384,7 +379,7 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
             }
             for name, other in predictions_without_model(log).items()
         },
-        "means_s": {name: _mean(values[tests]) for name, values in measured.items()},
+        "means_s": means_s,
         "split": {
             "train": int(log.trains.sum()),
             "test": int(tests.sum()),
@@ -394,7 +389,7 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
         "server": fit.facts.sources | {"twin.async_scheduling": scheduling},
         "deployment": asdict(fit.facts.deployment),
         "preemptions": fit.times.preemptions,
-        "reuse": None if log.reused is None else _reuse(log, fit),
+        "reuse": reuse,
         "steps_fitted": None if log.steps is None else int(log.steps.trains.sum()),
         "steps": fit.times.steps,
         "blocks": {"usable": fit.facts.memory.blocks, "most_used": fit.times.blocks},
@@ -408,12 +403,6 @@ def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
     }
 
 
-def _mean(values: Any) -> float | None:
-    """Return the mean of known values; None without one."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
-
-
 def _caveats_of_sums(sums: Sums, log: TimedLog) -> Iterator[str]:
     """Yield what sums do not tell."""
     if not log.has_times and len(sums.intervals) == 1:
@@ -423,18 +412,6 @@ def _caveats_of_sums(sums: Sums, log: TimedLog) -> Iterator[str]:
             f"the server reused {sums.counts['reused']:,} prompt tokens, and the log does not say which: every prompt "
             "is computed in full, so the server appears faster than it is"
         )
-
-
-def _reuse(log: TimedLog, fit: Fit) -> dict[str, Any]:
-    """Return in how many requests server and simulation reused the same number of tokens, and their
-    hit rates."""
-    assert log.reused is not None, "the log has prompts"
-    tokens = int(log.prompt_lens.sum())
-    return {
-        "same": int((log.reused == fit.times.reused).sum()),
-        "hit_rate": float(log.reused.sum()) / tokens,
-        "our_hit_rate": float(fit.times.reused.sum()) / tokens,
-    }
 
 
 def _rate(arrived_s: Any) -> float | None:

@@ -97,7 +97,6 @@ def read_captures(path: str, key: str, study: Study) -> list[Capture]:
             f"{subject}: expected the folder of a run of replay or rendezvous, whose prompts are known"
         )
     text = (folder / CONFIG).read_text()
-
     config: Any = OmegaConf.merge(OmegaConf.structured(open_schema(Study)), OmegaConf.create(text))
     try:
         run = as_settings(config)
@@ -117,7 +116,15 @@ def read_captures(path: str, key: str, study: Study) -> list[Capture]:
                 f"{subject}: its server had model.{name}={there.get(name)}; expected {here[name]}"
             )
     (arm,) = run.chosen()
-    jobs, settings = _jobs(run, text, subject), read_settings(text)
+    try:
+        workload = build_workload(run.workload, str(Path(run.output.root) / ".cache"))
+    except ValueError as error:
+        raise ValueError(f"{subject}: its prompts cannot be made again: {error}") from error
+    settings = read_settings(text)
+    if fingerprint(workload) != settings["data"]:
+        raise ValueError(
+            f"{subject}: its workload has other prompts now; expected those that the server got"
+        )
     files = ArmFiles.of_arm(folder, arm)
     if damage := files.corruption():
         raise ValueError(damage)
@@ -128,23 +135,9 @@ def read_captures(path: str, key: str, study: Study) -> list[Capture]:
     ]
     if not runs:
         raise ValueError(f"{subject}: expected a finished run")
-    same = {name: settings.get(name) for name in _SAME}
-    several = len(runs) > 1
-    return [each.capture(jobs, same, study.analyses.twin.train_share, several) for each in runs]
-
-
-def _jobs(run: Study, text: str, subject: str) -> Jobs:
-    """Return the jobs of a run with its prompts; ValueError where the workload is no longer the
-    same."""
-    try:
-        workload = build_workload(run.workload, str(Path(run.output.root) / ".cache"))
-    except ValueError as error:
-        raise ValueError(f"{subject}: its prompts cannot be made again: {error}") from error
-    if fingerprint(workload) != read_settings(text)["data"]:
-        raise ValueError(
-            f"{subject}: its workload has other prompts now; expected those that the server got"
-        )
-    return Jobs(run, workload.requests)
+    jobs, same = Jobs(run, workload.requests), {name: settings.get(name) for name in _SAME}
+    share, several = study.analyses.twin.train_share, len(runs) > 1
+    return [each.capture(jobs, same, share, several) for each in runs]
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,22 +75,17 @@ def prefill_slopes(times: Times, timings: Sequence[FittedTiming]) -> Floats:
 def _cumulative_delays(runs: Sequence[Run], timings: Sequence[FittedTiming]) -> Floats:
     """Return nanoseconds by which all runs before each run take longer, shape (runs + 1,
     parameters)."""
-    took = np.array(
-        [[_duration(timing, run) for timing in timings] for run in runs], dtype=np.float64
-    )
+    took = np.zeros((len(runs), len(timings)))
+    for number, run in enumerate(runs):
+        # all steps take as long as the middle one, since durations are nearly linear
+        middle = (run.repeats - 1) // 2
+        ranks = [
+            rank._replace(decode_context=rank.decode_context + middle * rank.num_decodes)
+            for rank in run.ranks
+        ]
+        took[number] = [run.repeats * timing.exact(ranks) for timing in timings]
     longer = np.cumsum(took[:, 1:] - took[:, :1], axis=0)
     return np.vstack([np.zeros(longer.shape[1]), longer])
-
-
-def _duration(timing: FittedTiming, run: Run) -> float:
-    """Return nanoseconds of all steps of a run, approximated by its middle step, since durations
-    are nearly linear."""
-    middle = (run.repeats - 1) // 2
-    ranks = [
-        rank._replace(decode_context=rank.decode_context + middle * rank.num_decodes)
-        for rank in run.ranks
-    ]
-    return run.repeats * timing.exact(ranks)
 
 
 # ------------------------------------------------------------------------------
@@ -331,10 +326,21 @@ class Fitting:
         return self._and_forwards(names, self._linearise_sums(names, self.sums))
 
     def _and_forwards(self, names: tuple[str, ...], evaluate: Evaluate) -> Evaluate:
-        """Return `evaluate` with the errors of timed forwards behind its own."""
-        if self.forwards is None:
+        """Return `evaluate` with the errors of timed forwards behind its own, in standard
+        deviations."""
+        if (forwards := self.forwards) is None:
             return evaluate
-        return both(evaluate, self._linearise_forwards(names, self.forwards))
+        deviations = np.hypot(UNEXPLAINED_STEP, forwards.spreads)
+
+        def evaluate_forwards(point: Floats) -> Linearised:
+            logarithms = np.log(
+                [self.forward_seconds(forwards, rates) for rates in self._changed(names, point)]
+            )
+            residuals = (logarithms[0] - np.log(forwards.seconds)) / deviations
+            slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * deviations[:, None])
+            return Linearised(point, residuals, slopes, 1.0)
+
+        return both(evaluate, evaluate_forwards)
 
     def fitted_intervals(self, sums: Sums) -> list[bool]:
         """Return which intervals of scrapes are fitted: none where the log has times of
@@ -385,21 +391,6 @@ class Fitting:
                     )
             block_size = max(1.0, len(residuals) / (2 * BLOCKS))
             return Linearised(point, np.array(residuals), np.array(slopes), block_size)
-
-        return evaluate
-
-    def _linearise_forwards(self, names: tuple[str, ...], forwards: Forwards) -> Evaluate:
-        """Return a function of the rates' logarithms: errors of timed forwards, in standard
-        deviations."""
-        deviations = np.hypot(UNEXPLAINED_STEP, forwards.spreads)
-
-        def evaluate(point: Floats) -> Linearised:
-            logarithms = np.log(
-                [self.forward_seconds(forwards, rates) for rates in self._changed(names, point)]
-            )
-            residuals = (logarithms[0] - np.log(forwards.seconds)) / deviations
-            slopes = (logarithms[1:] - logarithms[0]).T / (CHANGE * deviations[:, None])
-            return Linearised(point, residuals, slopes, 1.0)
 
         return evaluate
 
@@ -550,7 +541,11 @@ def predictions_without_model(
         predictions["last"][metric] = np.full(len(other.trains), known[-1])
         for name in predictions.keys() - {"mean", "last"}:
             here, there = (_inputs(name, metric, *pair) for pair in pairs)
-            predictions[name][metric] = _least_squares(here[trains], known, there)
+            predictions[name][metric] = (
+                np.full(len(there), np.nan)
+                if np.isnan(known).any()
+                else there @ np.linalg.lstsq(here[trains], known, rcond=None)[0]
+            )
     return predictions
 
 
@@ -564,14 +559,6 @@ def _inputs(predictor: str, metric: str, log: TimedLog, reused: NDArray[np.int64
         )
     assert reused is not None, "a log with prompts has it"
     return np.stack([np.ones_like(numbers), log.prompt_lens - reused, reused, outputs], axis=1)
-
-
-def _least_squares(inputs: Floats, known: Floats, others: Floats) -> Floats:
-    """Return the fitted values of other requests; NaN if `known` is."""
-    if np.isnan(known).any():
-        return np.full(len(others), np.nan)
-    fitted: Floats = others @ np.linalg.lstsq(inputs, known, rcond=None)[0]
-    return fitted
 
 
 def errors(

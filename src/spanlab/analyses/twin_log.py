@@ -20,7 +20,6 @@ from spanlab.registry import positive
 from spanlab.settings.study import Study
 from spanlab.typed_json import from_json, of_kind, reading
 from spanlab.workloads.logs.log import Log
-from spanlab.workloads.logs.observed import Observed
 from spanlab.workloads.logs.rows import Row
 from spanlab_sim.lockstep import Memory
 from spanlab_sim.timings import Deployment
@@ -336,12 +335,33 @@ class TimedLog:
 
 
 def read_timed_log(log: Log, path: str, train_share: float) -> TimedLog:
-    """Return the log with its times; ValueError where it lacks the data that a fit needs."""
+    """Return the log with its times, its clocks aligned by the training requests; ValueError where
+    it lacks the data that a fit needs."""
+    if log.observed is None:
+        raise ValueError(
+            f"log={path}: expected times of arrival, first and last token of every request, as in requests.jsonl with "
+            "arrival_time, first_token_ts and last_token_ts"
+        )
     arrived_s = np.asarray(log.arrived_ns * 1e-9, np.float64)
     trains = np.arange(log.requests) < round(train_share * log.requests)
-    observed = _checked(log, path, arrived_s, trains)
+    observed = log.observed.aligned_by(arrived_s, trains)
+    first, last = observed.first_token, observed.last_token
+    for bad, problem in (
+        (np.isnan(first), "first_token_ts: expected a time, and it is missing"),
+        (np.isnan(last), "last_token_ts: expected a time, and it is missing"),
+        (first <= arrived_s, "first_token_ts: expected a time after the request's arrival"),
+        (last < first, "last_token_ts: expected a time at first_token_ts or later"),
+        (log.output_lens < 1, "output_toks: expected 1 or more"),
+        (log.prompt_tokens < 1, "input_toks: expected 1 or more"),
+    ):
+        if bad.any():
+            raise ValueError(f"{path}:{observed.lines[int(np.argmax(bad))]}: {problem}")
+    if log.output_lens[trains].max() < 2:
+        raise ValueError(
+            f"output_toks=1 of all fitted requests in log={path}: expected 2 or more for one of them"
+        )
     check_split(trains, train_share, path)
-    waits = ttft(arrived_s, observed.first_token), e2e(arrived_s, observed.last_token)
+    waits = ttft(arrived_s, first), e2e(arrived_s, last)
     before, outside = (observed.queued - arrived_s)[trains], Outside(np.zeros(1), np.zeros(1))
     # of two clocks, the least delay counts as none
     if not observed.own_clock and not np.isnan(before).all():
@@ -391,47 +411,6 @@ def check_split(trains: NDArray[np.bool_], train_share: float, path: str) -> Non
             f"twin.train_share={train_share} of {len(trains)} requests in log={path}: expected {LEAST_REQUESTS} "
             "requests or more on either side"
         )
-
-
-def _checked(log: Log, path: str, arrived_s: Floats, trains: NDArray[np.bool_]) -> Observed:
-    """Return the observed times, with clocks aligned by training requests; ValueError where one is
-    missing or wrong."""
-    if log.observed is None:
-        raise ValueError(
-            f"log={path}: expected times of arrival, first and last token of every request, as in requests.jsonl with "
-            "arrival_time, first_token_ts and last_token_ts"
-        )
-    observed = log.observed.aligned_by(arrived_s, trains)
-    for name, values in (
-        ("first_token_ts", observed.first_token),
-        ("last_token_ts", observed.last_token),
-    ):
-        _check_no_row(np.isnan(values), log, path, f"{name}: expected a time, and it is missing")
-    _check_no_row(
-        observed.first_token <= arrived_s,
-        log,
-        path,
-        "first_token_ts: expected a time after the request's arrival",
-    )
-    _check_no_row(
-        observed.last_token < observed.first_token,
-        log,
-        path,
-        "last_token_ts: expected a time at first_token_ts or later",
-    )
-    _check_no_row(log.output_lens < 1, log, path, "output_toks: expected 1 or more")
-    _check_no_row(log.prompt_tokens < 1, log, path, "input_toks: expected 1 or more")
-    if log.output_lens[trains].max() < 2:
-        raise ValueError(
-            f"output_toks=1 of all fitted requests in log={path}: expected 2 or more for one of them"
-        )
-    return observed
-
-
-def _check_no_row(bad: NDArray[np.bool_], log: Log, path: str, problem: str) -> None:
-    assert log.observed is not None, "called for logs with times"
-    if bad.any():
-        raise ValueError(f"{path}:{log.observed.lines[int(np.argmax(bad))]}: {problem}")
 
 
 def check_memory(timed_log: TimedLog, memory: Memory, path: str) -> None:

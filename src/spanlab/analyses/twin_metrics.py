@@ -138,9 +138,16 @@ def read_sums(paths: Sequence[str]) -> Sums | None:
             raise ValueError(
                 f"{subject}: {fallen[0]} falls before scrape {number}; expected scrapes of one server in their order"
             )
-        if (interval := _interval(grown, finished, subject)) is not None:
-            intervals.append(interval)
-            finished = interval.stop
+        seen = {name: round(grown[f"{kind}_count"]) for name, kind in HISTOGRAMS.items()}
+        requests = seen["e2e"]
+        if set(seen.values()) != {requests}:
+            raise ValueError(
+                f"{subject}: {seen} observed times; expected one of each kind for every finished request"
+            )
+        if requests:
+            means = {name: grown[f"{kind}_sum"] / requests for name, kind in HISTOGRAMS.items()}
+            intervals.append(Interval(finished, finished + requests, means))
+            finished += requests
     if not intervals:
         raise ValueError(
             f"{subject}: no request finished between the scrapes; expected one or more"
@@ -178,20 +185,6 @@ def _split(text: str) -> Iterator[dict[str, float]]:
             raise ValueError(f"line {number}: {name}={match[3]}: expected a number") from error
     if sums:
         yield sums
-
-
-def _interval(grown: Mapping[str, float], start: int, subject: str) -> Interval | None:
-    """Return the requests of one interval; None without a request."""
-    counts = {name: round(grown[f"{histogram}_count"]) for name, histogram in HISTOGRAMS.items()}
-    requests = counts["e2e"]
-    if set(counts.values()) != {requests}:
-        raise ValueError(
-            f"{subject}: {counts} observed times; expected one of each kind for every finished request"
-        )
-    if not requests:
-        return None
-    means = {name: grown[f"{histogram}_sum"] / requests for name, histogram in HISTOGRAMS.items()}
-    return Interval(start, start + requests, means)
 
 
 # ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ the noise floor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,6 +284,15 @@ def summary_of(
     for metric in NAMES:
         low, high = predicted.low[metric], predicted.high[metric]
         covered[metric] = float(np.mean((low <= measured[metric]) & (measured[metric] <= high)))
+    floor = {}  # the mean magnitude of each error over the repeats
+    for metric in NAMES if repeated else ():
+        noise = [each[metric] for each in repeated]
+        floor[metric] = {
+            name: float(
+                np.mean([abs(error) for each in noise if (error := each[name]) is not None])
+            )
+            for name in noise[0]
+        }
     return {
         "run": predicted.capture.name,
         "differs": predicted.capture.differs_from(fitted),
@@ -299,17 +308,7 @@ def summary_of(
         "slowness": slowness,
         "at_speed": None if at_speed is None else errors(at_speed, measured, every),
         "repeats": len(repeats),
-        "floor": {metric: _floor([each[metric] for each in repeated]) for metric in NAMES}
-        if repeats
-        else None,
-    }
-
-
-def _floor(repeated: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the mean magnitude of each error over the repeats."""
-    return {
-        name: float(np.mean([abs(error) for each in repeated if (error := each[name]) is not None]))
-        for name in repeated[0]
+        "floor": floor or None,
     }
 
 
@@ -349,6 +348,7 @@ _OTHERS = (
     Field("p95_error", "p95\n|error|", percent),
     Field("bias", "bias", signed_percent),
 )
+_OF_RUN = ("run", "differs", "requests", "same_reuse", "hit_rate", "our_hit_rate")
 
 
 def tables_of(
@@ -366,7 +366,24 @@ def tables_of(
         "repeats: the same errors between runs with equal settings, the noise floor",
     )
     heading = f"{title}\nother runs, as predicted"
-    predicted = tabulate("predictions", heading, _PREDICTIONS, list(_rows(predictions)), notes)
+    rows = []
+    for run in predictions:
+        of_run = {name: run[name] for name in _OF_RUN}
+        for metric, name in NAMES.items():
+            rows.append(
+                of_run
+                | {
+                    "metric": name,
+                    "mean_s": run["means_s"][metric],
+                    "our_mean_s": run["our_means_s"][metric],
+                    "covered": run["covered"][metric],
+                    "slowness": run["slowness"],
+                    "at_speed": run["at_speed"] and run["at_speed"][metric],
+                    "floor": run["floor"] and run["floor"][metric],
+                }
+                | run["errors"]["twin"][metric]
+            )
+    predicted = tabulate("predictions", heading, _PREDICTIONS, rows, notes)
     others = [
         {"run": run["run"], "metric": name, "predictor": PREDICTORS[predictor]} | errors[metric]
         for run in predictions
@@ -380,29 +397,3 @@ def tables_of(
     return predicted, tabulate(
         "predictors", "Other runs without a model of the server", _OTHERS, others, (note,)
     )
-
-
-def _rows(predictions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for run in predictions:
-        for metric, name in NAMES.items():
-            yield {
-                **{
-                    key: run[key]
-                    for key in (
-                        "run",
-                        "differs",
-                        "requests",
-                        "same_reuse",
-                        "hit_rate",
-                        "our_hit_rate",
-                    )
-                },
-                "metric": name,
-                "mean_s": run["means_s"][metric],
-                "our_mean_s": run["our_means_s"][metric],
-                "covered": run["covered"][metric],
-                "slowness": run["slowness"],
-                "at_speed": run["at_speed"] and run["at_speed"][metric],
-                "floor": run["floor"] and run["floor"][metric],
-                **run["errors"]["twin"][metric],
-            }

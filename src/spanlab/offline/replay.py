@@ -722,29 +722,19 @@ def in_cached_order(contents: Contents) -> Contents:
     next span is the one that has most often followed the spans chosen so far; the others keep their
     order.
     """
-    order = np.arange(len(contents.pieces))
-    pieces = contents.pieces.tolist()
-    starts = contents.starts.tolist()
-    free = contents.free.tolist()
+    order: list[int] = []
+    pieces, free = contents.pieces.tolist(), contents.free.tolist()
     served = _ServedTree()
-    for first, stop in pairwise(starts):
-        order[first:stop] = _served_order(pieces, free, range(first, stop), served)
+    for first, stop in pairwise(contents.starts.tolist()):
+        node = 0
+        for moves, run in groupby(range(first, stop), free.__getitem__):
+            for index in _reorder(pieces, list(run), node, served) if moves else run:
+                node = served.follow(node, pieces[index])
+                order.append(index)
     columns = {
         name: getattr(contents, name)[order] for name in ("pieces", "lengths", "opens", "free")
     }
     return replace(contents, **columns)
-
-
-def _served_order(
-    pieces: list[int], free: list[bool], prompt: range, served: _ServedTree
-) -> list[int]:
-    """Return the indices of a prompt's pieces in the order in which they are served."""
-    node, order = 0, []
-    for moves, run in groupby(prompt, free.__getitem__):
-        for index in _reorder(pieces, list(run), node, served) if moves else run:
-            node = served.follow(node, pieces[index])
-            order.append(index)
-    return order
 
 
 def _reorder(pieces: list[int], run: list[int], node: int, served: _ServedTree) -> list[int]:

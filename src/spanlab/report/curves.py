@@ -11,7 +11,6 @@ import numpy as np
 
 from spanlab.report import style
 from spanlab.report.data import (
-    ArmData,
     LoadPoint,
     StudyData,
     bounds_percent,
@@ -112,8 +111,16 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     banded = any(point.ttft_s["low"] is not None for point in study.load)
     notes.append("band: 95 % interval" if banded else "no band: under 5 seeds")
     notes += ["hollow: no steady state"] * (not all(point.stable for point in study.load))
-    _finish(mean, tail, f"{name} ({unit.name})", "; ".join(notes))
-    _draw_key(key, mean, len(arms))
+    mean.set_title(f"mean ({'; '.join(notes)})", fontsize=style.TICK_PT, loc="left")
+    tail.set_title("99th percentile", fontsize=style.TICK_PT, loc="left")
+    style.label(mean, y=f"{name} ({unit.name})")
+    tail.tick_params(labelleft=False, labelbottom=True)
+    tail.set_xlabel("offered load (requests/s)", fontsize=style.LABEL_PT)
+    # the key of all panels
+    key.set_axis_off()
+    handles, names = mean.get_legend_handles_labels()
+    look: dict[str, Any] = {"fontsize": 8.5, "frameon": False, "handlelength": 3}
+    key.legend(handles, names, loc="lower left", ncols=1 + (len(arms) - 1) // 5, **look)
     return figure
 
 
@@ -162,14 +169,6 @@ def _values(delays: Sequence[dict[str, float | None]], key: str, factor: float) 
     return np.where(scaled > 0, scaled, np.nan)
 
 
-def _finish(mean: Axes, tail: Axes, name: str, notes: str) -> None:
-    mean.set_title(f"mean ({notes})", fontsize=style.TICK_PT, loc="left")
-    tail.set_title("99th percentile", fontsize=style.TICK_PT, loc="left")
-    style.label(mean, y=name)
-    tail.tick_params(labelleft=False, labelbottom=True)
-    tail.set_xlabel("offered load (requests/s)", fontsize=style.LABEL_PT)
-
-
 def _finish_utilisation(ax: Axes, load: Sequence[LoadPoint]) -> None:
     shares = [_percent(point.utilisation) for point in load]
     ax.set_ylim(0, 1.05 * max(100.0, *(share for share in shares if share == share), 0.0))
@@ -185,20 +184,6 @@ def _finish_utilisation(ax: Axes, load: Sequence[LoadPoint]) -> None:
             fontsize=8,
         )
     style.label(ax, "offered load (requests/s)", "utilisation (%)")
-
-
-def _draw_key(key: Axes, curves: Axes, arms: int) -> None:
-    key.set_axis_off()
-    handles, names = curves.get_legend_handles_labels()
-    key.legend(
-        handles,
-        names,
-        loc="lower left",
-        fontsize=8.5,
-        frameon=False,
-        ncols=1 + (arms - 1) // 5,
-        handlelength=3,
-    )
 
 
 # ------------------------------------------------------------------------------
@@ -274,7 +259,18 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
     else:
         pad = 0.06 * (high - low) or 0.1 * high or 0.5
         ax.set_xlim(low - pad, high + 1.5 * pad)
-    _draw_frontier(ax, shown, larger_is_better)
+    if edge := frontier(shown, larger_is_better=larger_is_better):
+        line: dict[str, Any] = {"color": "#f2e9b8", "linewidth": 5, "solid_capstyle": "round"}
+        # to the right edge: bytes beyond those of the last point bring no gain
+        ax.plot(
+            [*(point.x for point in edge), ax.get_xlim()[1]],
+            [*(point.y for point in edge), edge[-1].y],
+            drawstyle="steps-post",
+            label="Pareto frontier",
+            gid="frontier",
+            zorder=1,
+            **line,
+        )
     for family, members in _families(shown):
         _draw_family(ax, family, members)
     # draw hollow markers where the store was full, with an entry in the legend
@@ -340,24 +336,6 @@ def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
         (family, list(members))
         for family, members in groupby(ordered, key=lambda point: point.family)
     ]
-
-
-def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) -> None:
-    edge = frontier(points, larger_is_better=larger_is_better)
-    if not edge:
-        return
-    x, y = [point.x for point in edge], [point.y for point in edge]
-    line: dict[str, Any] = {
-        "color": "#f2e9b8",
-        "linewidth": 5,
-        "zorder": 1,
-        "solid_capstyle": "round",
-        "gid": "frontier",
-    }
-    # to the right edge: bytes beyond those of the last point bring no gain
-    ax.plot(
-        [*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line
-    )
 
 
 def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:
@@ -450,11 +428,22 @@ def draw_pareto_ttft(study: StudyData) -> Figure | None:
     measured = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]
     unit = style.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in measured), default=0.0))
     byte_unit = resident_unit(study)
-    points = [
-        _pareto_ttft_point(arm, unit.factor, byte_unit)
-        for arm in measured
-        if not is_full_recompute(arm)
-    ]
+    points = []
+    for arm in (arm for arm in measured if not is_full_recompute(arm)):
+        ttft = mean_ttft(arm.summary)
+        mean, (low, high) = ttft.mean, ttft.ends or (ttft.mean, ttft.mean)
+        points.append(
+            Point(
+                arm.name,
+                arm.family,
+                resident_bytes(arm) * byte_unit.factor,
+                mean * unit.factor,
+                resident_half_width(arm) * byte_unit.factor,
+                (unit.factor * max(mean - low, 0.0), unit.factor * max(high - mean, 0.0)),
+                saves=bool(arm.summary["tokens"]["reused"]),
+                full=evicts(arm),
+            )
+        )
     if not points or bytes_say_little(study.arms):
         return None
     figure, [[ax]] = style.framed_with(
@@ -488,21 +477,6 @@ def draw_pareto_ttft(study: StudyData) -> Figure | None:
     draw_labels(ax, shown, lines)
     style.legend_right(ax)
     return figure
-
-
-def _pareto_ttft_point(arm: ArmData, factor: float, byte_unit: style.Unit) -> Point:
-    ttft = mean_ttft(arm.summary)
-    mean, (low, high) = ttft.mean, ttft.ends or (ttft.mean, ttft.mean)
-    return Point(
-        arm.name,
-        arm.family,
-        resident_bytes(arm) * byte_unit.factor,
-        mean * factor,
-        resident_half_width(arm) * byte_unit.factor,
-        (factor * max(mean - low, 0.0), factor * max(high - mean, 0.0)),
-        saves=bool(arm.summary["tokens"]["reused"]),
-        full=evicts(arm),
-    )
 
 
 # In the order of a report.

@@ -142,18 +142,26 @@ def draw_cache_content(study: StudyData) -> Figure | None:
     axes."""
     from matplotlib.patches import Patch
 
-    candidates = (arm for arm in study.arms if not is_full_recompute(arm) and _holds_bytes(arm))
+    byte_columns = ("timeline_kv_bytes", "timeline_state_bytes")
+    candidates = (
+        arm
+        for arm in study.arms
+        if not is_full_recompute(arm)
+        and arm.runs
+        and any(any(arm.runs[0].get(name, ())) for name in byte_columns)
+    )
     arms = best_of_families(candidates, _CACHE_CONTENT_ARMS)
     if not arms:
         return None
     figure, panels = small_multiples(
         study, f"Cache content over time · store: {study.store}", [arm.name for arm in arms], _COLS
     )
-    longest = max(arm.runs[0]["timeline_s"][-1] for arm in arms)
+    runs = [arm.runs[0] for arm in arms]
+    longest = max(run["timeline_s"][-1] for run in runs)
     unit = style.time_unit(longest)
-    byte_unit = style.byte_unit(max(_most_bytes(arm.runs[0]) for arm in arms))
-    for ax, arm in zip(panels, arms, strict=True):
-        run = arm.runs[0]
+    totals = [np.sum([run[name] for name in byte_columns], axis=0) for run in runs]
+    byte_unit = style.byte_unit(max(float(total.max()) for total in totals))
+    for ax, run in zip(panels, runs, strict=True):
         time = np.asarray(run["timeline_s"]) * unit.factor
         kv = np.asarray(run["timeline_kv_bytes"]) * byte_unit.factor
         total = kv + np.asarray(run["timeline_state_bytes"]) * byte_unit.factor
@@ -165,17 +173,6 @@ def draw_cache_content(study: StudyData) -> Figure | None:
     states = [Patch(color=_STATES, label="states")] if any(map(holds_states, arms)) else []
     legend_top(figure, [*states, Patch(color=_KV, label="KV")])
     return figure
-
-
-def _holds_bytes(arm: ArmData) -> bool:
-    run = arm.runs[0] if arm.runs else {}
-    return any(run.get("timeline_kv_bytes", ())) or any(run.get("timeline_state_bytes", ()))
-
-
-def _most_bytes(run: dict[str, Any]) -> float:
-    return float(
-        np.max(np.asarray(run["timeline_kv_bytes"]) + np.asarray(run["timeline_state_bytes"]))
-    )
 
 
 # ------------------------------------------------------------------------------
@@ -194,9 +191,12 @@ def draw_checkpoint_positions(study: StudyData) -> Figure | None:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    arms = best_of_families(
-        (arm for arm in study.arms if _has_states(arm)), _CHECKPOINT_POSITIONS_ARMS
+    candidates = (
+        arm
+        for arm in study.arms
+        if arm.runs and any(visit["positions"] for visit in arm.runs[0].get("group_rounds", ()))
     )
+    arms = best_of_families(candidates, _CHECKPOINT_POSITIONS_ARMS)
     if not arms:
         return None
     figure, panels = small_multiples(
@@ -222,12 +222,6 @@ def draw_checkpoint_positions(study: StudyData) -> Figure | None:
     ]
     legend_top(figure, handles)
     return figure
-
-
-def _has_states(arm: ArmData) -> bool:
-    return bool(arm.runs) and any(
-        visit["positions"] for visit in arm.runs[0].get("group_rounds", ())
-    )
 
 
 def _checkpoint_positions_draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -277,37 +278,48 @@ def place_labels(
     """
     if not labels:
         return
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
+
     points = ax.transData.transform([(label.x, label.y) for label in labels])
-    sampled = np.concatenate([points, *(_sampled(ax.transData.transform(line)) for line in lines)])
-    occupied = np.empty((0, 4))
-    placed = []
+    sampled = [points]  # and points of the lines, every few pixels
+    for line in lines:
+        corners = ax.transData.transform(line)
+        steps = np.hypot(*np.diff(corners, axis=0).T)
+        pieces = zip(corners[:-1], corners[1:], steps, strict=True)
+        sampled += [
+            np.linspace(start, stop, 2 + int(step / _SAMPLE_PX)) for start, stop, step in pieces
+        ]
+        sampled.append(corners)
+    covered, occupied = np.concatenate(sampled), np.empty((0, 4))
+    leaders, colours = [], []
+    frame, to_axes = np.asarray(ax.bbox.extents), ax.transAxes.inverted()
     for k in np.argsort(points[:, 0], kind="stable"):
         size = np.array([0.62 * len(labels[k].text), 1.05]) * _LABEL_PT * _PIXELS_PER_PT
-        frame = np.asarray(ax.bbox.extents)
-        boxes = [_box(points[k], size, ring, *side) for ring in _RINGS for side in _AROUND]
-        candidates = [
-            box for box in boxes if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()
-        ]
-        box = _free(candidates, sampled, occupied)
-        box = _free(candidates, points, occupied) if box is None else box
-        if box is not None and labels[k].text:
-            occupied = np.vstack([occupied, box])
-            placed.append((labels[k], points[k], box))
-    _labels_write(ax, placed)
-
-
-def _sampled(corners: Floats) -> Floats:
-    steps = np.hypot(*np.diff(corners, axis=0).T)
-    pieces = [
-        np.linspace(start, stop, 2 + int(step / _SAMPLE_PX))
-        for start, stop, step in zip(corners[:-1], corners[1:], steps, strict=True)
-    ]
-    return np.concatenate(pieces) if pieces else corners
-
-
-def _box(point: Floats, size: Floats, ring: float, right: int, up: int) -> Floats:
-    centre = point + np.array([right, up]) * (size / 2 + ring * _POINT_PX)
-    return np.concatenate([centre - size / 2, centre + size / 2])
+        candidates = []
+        for ring, side in product(_RINGS, _AROUND):
+            centre = points[k] + np.array(side) * (size / 2 + ring * _POINT_PX)
+            box = np.concatenate([centre - size / 2, centre + size / 2])
+            if (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all():
+                candidates.append(box)
+        free = _free(candidates, covered, occupied)
+        free = _free(candidates, points, occupied) if free is None else free
+        if free is None or not labels[k].text:
+            continue
+        occupied = np.vstack([occupied, free])
+        # thin letters look paler than the marker of the same colour
+        darker = tuple(0.7 * channel for channel in to_rgb(labels[k].colour))
+        x, y = to_axes.transform((free[:2] + free[2:]) / 2)
+        centred: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
+        ax.text(x, y, labels[k].text, fontsize=_LABEL_PT, color=darker, **centred)
+        near = np.clip(points[k], free[:2], free[2:])
+        if np.hypot(*(near - points[k])) > 2 * _POINT_PX:
+            leaders.append(to_axes.transform([points[k], near]))
+            colours.append(darker)
+    ax.add_collection(
+        LineCollection(leaders, colors=colours, linewidths=0.5, transform=ax.transAxes, zorder=2.5),
+        False,
+    )
 
 
 def _free(boxes: Sequence[Floats], points: Floats, occupied: Floats) -> Floats | None:
@@ -319,36 +331,6 @@ def _free(boxes: Sequence[Floats], points: Floats, occupied: Floats) -> Floats |
         if not covers.any() and not overlaps.any():
             return box
     return None
-
-
-def _labels_write(ax: Axes, placed: Sequence[tuple[Label, Floats, Floats]]) -> None:
-    from matplotlib.collections import LineCollection
-    from matplotlib.colors import to_rgb
-
-    leaders, colours = [], []
-    to_axes = ax.transAxes.inverted()
-    for label, point, box in placed:
-        # thin letters look paler than the marker of the same colour
-        darker = tuple(0.7 * channel for channel in to_rgb(label.colour))
-        x, y = to_axes.transform((box[:2] + box[2:]) / 2)
-        ax.text(
-            x,
-            y,
-            label.text,
-            transform=ax.transAxes,
-            ha="center",
-            va="center",
-            fontsize=_LABEL_PT,
-            color=darker,
-        )
-        near = np.clip(point, box[:2], box[2:])
-        if np.hypot(*(near - point)) > 2 * _POINT_PX:
-            leaders.append(to_axes.transform([point, near]))
-            colours.append(darker)
-    ax.add_collection(
-        LineCollection(leaders, colors=colours, linewidths=0.5, transform=ax.transAxes, zorder=2.5),
-        False,
-    )
 
 
 # ------------------------------------------------------------------------------

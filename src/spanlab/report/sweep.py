@@ -246,14 +246,6 @@ class _End(NamedTuple):
     colour: str
 
 
-class _Category(NamedTuple):
-    """A categorical value: its number, and the offset of its marks above the line of an arm."""
-
-    text: str
-    number: int
-    above: float
-
-
 class Panel:
     """The axes of one swept setting and the rows to draw; `strokes` by arm."""
 
@@ -306,8 +298,19 @@ class Panel:
         heights = to_axes.transform([(end.x, end.y) for end in ends])[:, 1]
         lines = np.array([1 + end.name.count("\n") for end in ends])
         label_heights = spread(heights, lines * _LABEL_IN / self._size_in(1))
+        leader: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
         for end, height, label_height in zip(ends, heights, label_heights, strict=True):
-            self._name_end(end, float(height), float(label_height))
+            self._ax.annotate(
+                end.name,
+                (1.0, float(height)),
+                (_NAMES_X, float(label_height)),
+                xycoords="axes fraction",
+                fontsize=_LABEL_PT,
+                color=end.colour,
+                va="center",
+                annotation_clip=False,
+                arrowprops={**leader, "color": end.colour, "relpos": (0, 0.5)},
+            )
 
     def _draw_line(self, arm: str, rows: Sequence[SweepRow]) -> _End:
         stroke, ordered = self._strokes[arm], sorted(rows, key=lambda row: row.value)
@@ -322,26 +325,6 @@ class Panel:
                 x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5
             )
         return _End(arm, x[-1], y[-1], stroke.colour)
-
-    def _name_end(self, end: _End, height: float, label_height: float) -> None:
-        leader = {
-            "arrowstyle": "-",
-            "color": end.colour,
-            "linewidth": 0.5,
-            "shrinkA": 0,
-            "shrinkB": 2,
-        }
-        self._ax.annotate(
-            end.name,
-            (1.0, height),
-            (_NAMES_X, label_height),
-            xycoords="axes fraction",
-            fontsize=_LABEL_PT,
-            color=end.colour,
-            va="center",
-            annotation_clip=False,
-            arrowprops={**leader, "relpos": (0, 0.5)},
-        )
 
     def _size_in(self, side: int) -> float:
         """Return the width (0) or height (1) of the panel in inches."""
@@ -359,8 +342,26 @@ class Panel:
                 rank, min(reach), max(reach), color=self._strokes[arm].colour, linewidth=1
             )
         for index, text in enumerate(texts):
-            self._draw_category(
-                _Category(text, index, _CATEGORY_STEP * ((len(texts) - 1) / 2 - index)), order
+            rows = {row.arm: row for row in self._all() if value_text(row.value) == text}
+            shown = [(rank, rows[arm]) for rank, arm in enumerate(order) if arm in rows]
+            colours = [self._strokes[row.arm].colour for _, row in shown]
+            x = [self._measure.of(row) for _, row in shown]
+            # the marks of a category are above or below the line of their arm
+            above = _CATEGORY_STEP * ((len(texts) - 1) / 2 - index)
+            y = [rank + above for rank, _ in shown]
+            spread_x = self._measure.reach([row for _, row in shown])
+            self._ax.errorbar(x, y, xerr=spread_x, fmt="none", ecolor=style.INK, elinewidth=0.7)
+            self._ax.scatter(
+                x,
+                y,
+                s=20,
+                marker=_CATEGORY_MARKS[index % len(_CATEGORY_MARKS)],
+                facecolors="white" if index else colours,
+                edgecolors=colours,
+                linewidths=1.1,
+                clip_on=False,
+                label=text,
+                zorder=3,
             )
         self._ax.set_yticks(range(len(order)), order, fontsize=_LABEL_PT)
         self._ax.yaxis.tick_right()
@@ -379,27 +380,6 @@ class Panel:
         )
         for index, handle in enumerate(legend.legend_handles):
             handle.set(edgecolor=style.INK, facecolor="white" if index else style.INK)  # type: ignore[union-attr]
-
-    def _draw_category(self, category: _Category, order: Sequence[str]) -> None:
-        rows = {row.arm: row for row in self._all() if value_text(row.value) == category.text}
-        shown = [(rank, rows[arm]) for rank, arm in enumerate(order) if arm in rows]
-        colours = [self._strokes[row.arm].colour for _, row in shown]
-        x = [self._measure.of(row) for _, row in shown]
-        y = [rank + category.above for rank, _ in shown]
-        reach = self._measure.reach([row for _, row in shown])
-        self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=style.INK, elinewidth=0.7)
-        self._ax.scatter(
-            x,
-            y,
-            s=20,
-            marker=_CATEGORY_MARKS[category.number % len(_CATEGORY_MARKS)],
-            facecolors="white" if category.number else colours,
-            edgecolors=colours,
-            linewidths=1.1,
-            clip_on=False,
-            label=category.text,
-            zorder=3,
-        )
 
     def _all(self) -> list[SweepRow]:
         return [row for rows in self._arms.values() for row in rows]
@@ -456,14 +436,28 @@ def draw_sweep(points: Sequence[SweepPoint], field: str) -> Figure | None:
 
     `field` is token_hit_rate or ttft_mean_s; error bars are the 95 % intervals of the runs.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import GridSpec
+
     ran = [point for point in single_setting_points(points) if point.summary is not None]
     rows = [row for row in sweep_rows(ran) if getattr(row, field) is not None]
     if not rows:
         return None
     groups, measure = by_axis(ran), _measure(field, rows)
     strokes = style.strokes(dict.fromkeys((row.arm, row.family) for row in rows))
-    figure, panels = _frame(groups, ran, measure)
+    # two panels per row; with an odd number of panels, the first one fills a row
+    odd, lines = len(groups) % 2, (len(groups) + 1) // 2
+    height = _PANEL_IN * lines + _FIGURE_TOP_IN + _FIGURE_BOTTOM_IN - 0.5
+    figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
+    sides = {"left": 0.08, "right": 0.835, "wspace": 0.75, "hspace": 0.42}
+    ends = {"top": 1 - _FIGURE_TOP_IN / height, "bottom": _FIGURE_BOTTOM_IN / height}
+    grid = GridSpec(lines, 2, figure, **sides, **ends)
+    slots = [grid[0, :]] * odd + [grid[cell] for cell in product(range(odd, lines), range(2))]
+    panels = [figure.add_subplot(slot) for slot in slots]
+    style.add_title(figure, f"{measure.title}, one setting varied at a time")
+    style.add_footer(figure, footer_of(ran))
     for (key, group), ax in zip(groups.items(), panels, strict=True):
+        style.plain(ax)
         panel = Panel(ax, [row for row in rows if row.axis == key], strokes, measure)
         panel.draw(key, [point.value for point in group])
         title = f"by {axis_name(key).partition(' (')[0]}"
@@ -476,31 +470,6 @@ def _measure(field: str, rows: Sequence[SweepRow]) -> Measure:
         return HIT_RATE
     unit = style.time_unit(max(row.ttft_mean_s or 0.0 for row in rows))
     return Measure(field, f"mean TTFT ({unit.name})", unit.factor)
-
-
-def _frame(
-    groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint], measure: Measure
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with two panels per row; with an odd number of panels, the first one fills a
-    row."""
-    from matplotlib.figure import Figure
-    from matplotlib.gridspec import GridSpec
-
-    odd = len(groups) % 2
-    lines = (len(groups) + 1) // 2
-    height = _PANEL_IN * lines + _FIGURE_TOP_IN + _FIGURE_BOTTOM_IN - 0.5
-    figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
-    sides = {"left": 0.08, "right": 0.835, "wspace": 0.75, "hspace": 0.42}
-    ends = {"top": 1 - _FIGURE_TOP_IN / height, "bottom": _FIGURE_BOTTOM_IN / height}
-    grid = GridSpec(lines, 2, figure, **sides, **ends)
-    cells = [(line, column) for line in range(odd, lines) for column in range(2)]
-    slots = [grid[0, :]] * odd + [grid[cell] for cell in cells]
-    panels = [figure.add_subplot(slot) for slot in slots]
-    for ax in panels:
-        style.plain(ax)
-    style.add_title(figure, f"{measure.title}, one setting varied at a time")
-    style.add_footer(figure, footer_of(ran))
-    return figure, panels
 
 
 # ------------------------------------------------------------------------------
@@ -652,7 +621,7 @@ def draw_grid(
     """Draw a cell per point; `legend` maps labels to colours, `notes` are additional entries of the
     legend."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch, Rectangle
 
     grid = _Grid.of(points)
     downs, acrosses = grid.values(range(grid.split)), grid.values(range(grid.split, len(grid.keys)))
@@ -662,12 +631,16 @@ def draw_grid(
     ax = figure.add_axes(
         (_LEFT_IN / style.WIDTH_IN, bottom, 0.985 - _LEFT_IN / style.WIDTH_IN, top - bottom)
     )
-    for row, down in enumerate(downs):
-        for column, across in enumerate(acrosses):
-            point = grid.points.get((*down, *across))
-            content = None if point is None else cell(point)
-            if content is not None:
-                _draw_cell(ax, column, row, content)
+    for (row, down), (column, across) in product(enumerate(downs), enumerate(acrosses)):
+        point = grid.points.get((*down, *across))
+        content = None if point is None else cell(point)
+        if content is None:
+            continue
+        look: dict[str, Any] = {"facecolor": content.colour, "edgecolor": "white", "lw": 2}
+        ax.add_patch(Rectangle((column, row), 1, 1, alpha=1.0 if content.shown else PALE, **look))
+        ink = "white" if content.shown else style.INK
+        at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
+        ax.text(column + 0.5, row + 0.5, content.text, color=ink, **at)
     _name_axes(ax, grid, downs, acrosses)
     style.add_title(figure, title)
     patches = [*(Patch(color=colour, label=label) for label, colour in legend.items()), *notes]
@@ -682,19 +655,6 @@ def draw_grid(
     )
     style.add_footer(figure, footer_of(points))
     return figure
-
-
-def _draw_cell(ax: Axes, column: int, row: int, cell: GridCell) -> None:
-    from matplotlib.patches import Rectangle
-
-    opacity = 1.0 if cell.shown else PALE
-    ax.add_patch(
-        Rectangle(
-            (column, row), 1, 1, facecolor=cell.colour, alpha=opacity, edgecolor="white", lw=2
-        )
-    )
-    ink = "white" if cell.shown else style.INK
-    ax.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
 def _name_axes(

@@ -386,16 +386,13 @@ def markdown(table: Table) -> str:
     shown = table.shown()
     head = [_escaped(column.heading) for column in shown.columns]
     marks = ["---" if column.left else "---:" for column in shown.columns]
-    rows = [
-        [_markdown_cell(cell, column, n == 0) for n, (cell, column) in _pairs(shown, row)]
-        for row in shown.rows
-    ]
+    rows = []
+    for row in shown.rows:
+        texts = [_escaped(cell.text) for cell in row]
+        if shown.columns[0].left:
+            texts[0] = f"`{texts[0]}`"
+        rows.append(texts)
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, marks, *rows))
-
-
-def _markdown_cell(cell: Cell, column: Column, first: bool) -> str:
-    text = _escaped(cell.text)
-    return f"`{text}`" if first and column.left else text
 
 
 def _escaped(text: str) -> str:
@@ -435,17 +432,14 @@ def html(table: Table) -> str:
     """Return the visible columns as an HTML table; `data-value` of a cell is its sort key."""
     shown = table.shown()
     head = "".join(f"<th{_class(column)}>{_lines(column.heading)}</th>" for column in shown.columns)
-    rows = [
-        "".join(_html_cell(cell, column) for _, (cell, column) in _pairs(shown, row))
-        for row in shown.rows
-    ]
-    body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+    body = ""
+    for row in shown.rows:
+        body += "<tr>"
+        for cell, column in zip(row, shown.columns, strict=True):
+            value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+            body += f"<td{_class(column)}{value}>{_lines(cell.text)}</td>"
+        body += "</tr>\n"
     return f'<table class="sortable">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n'
-
-
-def _html_cell(cell: Cell, column: Column) -> str:
-    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
-    return f"<td{_class(column)}{value}>{_lines(cell.text)}</td>"
 
 
 def _class(column: Column) -> str:
@@ -461,10 +455,6 @@ def tracker_rows(table: Table) -> tuple[list[str], list[list[Value]]]:
     return [column.name for column in table.columns], [
         [cell.value for cell in row] for row in table.rows
     ]
-
-
-def _pairs(table: Table, row: tuple[Cell, ...]) -> enumerate[tuple[Cell, Column]]:
-    return enumerate(zip(row, table.columns, strict=True))
 
 
 # ------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from spanlab.study.real_server import RemoteServer
 from spanlab_sim.run import Run, RunSpec, modelled
 
 if TYPE_CHECKING:
-    from spanlab.engine.engine import Engine
+    pass
 
 
 @contextmanager
@@ -176,11 +176,14 @@ class RealEngine(Backend):
         )
         if job.touched:
             assert not isinstance(engine, PlainForward), "calibrations run arms alone"
-            _touch_memory(
-                engine,
-                sum(request.num_tokens for request in requests) // self._study.model.grid
-                + 2 * len(requests),
-            )
+            # write to all memory, as in a store that has been full once
+            for layer in range(engine.pool.shape.layers):
+                engine.pool.keys(layer).zero_()
+                engine.pool.values(layer).zero_()
+            if engine.memory is not None:
+                tokens, states = sum(r.num_tokens for r in requests), engine.memory.states.pool
+                used = tokens // self._study.model.grid + 2 * len(requests)
+                states.free([states.allocate() for _ in range(used)])
 
         def ran(step: ScheduledStep, now: int, result: StepResult) -> None:
             log.ran(step, now, result)
@@ -219,17 +222,6 @@ class RealEngine(Backend):
     def recover(self) -> None:
         """Release device memory; the model stays loaded."""
         release_memory()
-
-
-def _touch_memory(engine: Engine, states: int) -> None:
-    """Write to the memory of all KV and of `states` states, as in a store that has been full
-    once."""
-    for layer in range(engine.pool.shape.layers):
-        engine.pool.keys(layer).zero_()
-        engine.pool.values(layer).zero_()
-    if engine.memory is not None:
-        pool = engine.memory.states.pool
-        pool.free([pool.allocate() for _ in range(states)])
 
 
 BACKENDS: dict[str, type[Backend]] = {

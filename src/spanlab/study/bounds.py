@@ -139,7 +139,8 @@ def _(policy: BlockPolicy) -> Storage:
 
 
 T = TypeVar("T")
-UNBOUNDED = ("offline_tokens", "offline_methods", "regret_points", "least_ttft_s", "ttft_regret_s")
+IN_SECONDS = ("least_ttft_s", "ttft_regret_s")
+UNBOUNDED = ("offline_tokens", "offline_methods", "regret_points", *IN_SECONDS)
 
 
 class BoundCrossedError(ValueError):
@@ -155,20 +156,6 @@ def check_not_crossed(arm: str, records: Columns, bound: int) -> None:
         raise BoundCrossedError(
             f"arms.{arm} with seed {seed} reused {reused:,} tokens: expected at most {bound:,}"
         )
-
-
-def _in_seconds(arm: str, total: dict[str, Any], counted: Columns) -> dict[str, Any]:
-    """Lower bound of the mean TTFT, and the regret; `total["least_ttft_ns"]`, if present, is a sum
-    over requests."""
-    least = total.pop("least_ttft_ns", None)
-    if least is None:
-        return {"least_ttft_s": None, "ttft_regret_s": None}
-    requests, ns = len(counted["seed"]), whole_ns(counted)
-    if ns < least:
-        raise BoundCrossedError(
-            f"arms.{arm} has TTFTs of {ns:,} ns in all: expected at least {least:,}"
-        )
-    return {"least_ttft_s": least * NS / requests, "ttft_regret_s": (ns - least) * NS / requests}
 
 
 def whole_ns(records: Columns) -> int:
@@ -213,11 +200,18 @@ class StudyBounds:
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
         regret = 100.0 * (total["offline_tokens"] - reused) / prompt
-        return (
-            total
-            | {"offline_methods": methods, "regret_points": regret}
-            | _in_seconds(arm, total, counted)
-        )
+        least, seconds = total.pop("least_ttft_ns", None), dict.fromkeys(IN_SECONDS)
+        if least is not None:  # a sum over requests
+            requests, ns = len(counted["seed"]), whole_ns(counted)
+            if ns < least:
+                raise BoundCrossedError(
+                    f"arms.{arm} has TTFTs of {ns:,} ns in all: expected at least {least:,}"
+                )
+            seconds = {
+                "least_ttft_s": least * NS / requests,
+                "ttft_regret_s": (ns - least) * NS / requests,
+            }
+        return total | {"offline_methods": methods, "regret_points": regret} | seconds
 
     def _of_run(self, arm: str, records: Columns) -> dict[str, Any]:
         storage = self._storage(arm)
@@ -395,12 +389,24 @@ def served_alone(columns: Columns) -> bool:
     return bool((admitted[1:] >= finished[:-1])[same].all())
 
 
+#: Settings that a clairvoyant shares with the arms that it bounds: matching and units.
+_SAME_TASK = ("match", "block_size", "spans", "passages", "pool", "last_token")
+
+
 def describe_beaten(study: Study, arms: Sequence[ArmData]) -> list[str]:
     """Caveats for clairvoyants that an online arm beats; ClairvoyantBeatenError where the
     clairvoyant is optimal."""
     sentences = []
     for clairvoyant in arms:
-        rivals = [arm for arm in arms if _is_rival(study, arm.name, clairvoyant.name)]
+        task = study.arms[clairvoyant.name]
+        if not task.foresees:
+            continue
+        rivals = []
+        for arm in arms:
+            online = study.arms[arm.name]
+            equal = all(getattr(online, key) == getattr(task, key) for key in _SAME_TASK)
+            if equal and not online.foresees:
+                rivals.append(arm)
         best = max(rivals, key=_reused, default=clairvoyant)
         if _reused(best) <= _reused(clairvoyant):
             continue
@@ -431,14 +437,6 @@ def is_optimal(study: Study, clairvoyant: ArmData) -> bool:
         and kv_alone
         and bool(clairvoyant.summary["bounds"]["served_alone"])
     )
-
-
-def _is_rival(study: Study, arm_name: str, clairvoyant_name: str) -> bool:
-    """Whether an arm is online and has the same matching and units as the clairvoyant."""
-    arm, clairvoyant = study.arms[arm_name], study.arms[clairvoyant_name]
-    keys = ("match", "block_size", "spans", "passages", "pool", "last_token")
-    equal = all(getattr(arm, key) == getattr(clairvoyant, key) for key in keys)
-    return equal and bool(clairvoyant.foresees) and not arm.foresees
 
 
 def _reused(arm: ArmData) -> int:
@@ -576,11 +574,17 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
         infinite_cache = bound_tokens(counted, hit_last)
     else:
         infinite_cache = int(summary["bounds"]["infinite_any_position_tokens"])
+    load_points = []
+    if arm in study.runs.load.arms:
+        for rate in sorted({*study.runs.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
+            rate_runs = [run for run in runs if run["rate_rps"] == rate]
+            rate_columns = select(columns, at_rate(columns, rate))
+            load_points.append(load_point(arm, family(strategy), rate_columns, rate_runs))
     return ArmResult(
         data=ArmData(
             arm, summary["family"], {name: counted[name] for name in REPORTED}, base_runs, summary
         ),
-        load=_load_points(study, arm, columns, runs),
+        load=load_points,
         bound=infinite_cache,
         ttft_sums=ttft_sums(counted),
     )
@@ -589,16 +593,3 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
 def family(strategy: Strategy) -> str:
     """Family of an arm, which decides its colour in figures."""
     return strategy.family or strategy.placement.kind
-
-
-def _load_points(
-    study: Study, arm: str, columns: Columns, runs: list[dict[str, Any]]
-) -> list[LoadPoint]:
-    if arm not in study.runs.load.arms:
-        return []
-    points = []
-    for rate in sorted({*study.runs.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
-        rate_runs = [run for run in runs if run["rate_rps"] == rate]
-        rate_columns = select(columns, at_rate(columns, rate))
-        points.append(load_point(arm, family(study.arms[arm]), rate_columns, rate_runs))
-    return points

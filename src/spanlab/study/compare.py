@@ -189,7 +189,8 @@ def paired(first: PairedColumns, other: PairedColumns) -> Pairs:
     seeds = np.intersect1d(first["seed"], other["seed"])
     if not seeds.size:
         raise UnpairedError("no common seed")
-    a, b = (_sorted(columns, seeds) for columns in (first, other))
+    a, b = (_select(columns, np.isin(columns["seed"], seeds)) for columns in (first, other))
+    a, b = (_select(run, np.lexsort((run["request_id"], run["seed"]))) for run in (a, b))
     if not np.array_equal(a["request_id"], b["request_id"]) or not np.array_equal(
         a["seed"], b["seed"]
     ):
@@ -202,11 +203,6 @@ def paired(first: PairedColumns, other: PairedColumns) -> Pairs:
     if not counted.any():
         raise UnpairedError("no request is counted in both")
     return Pairs(_select(a, counted), _select(b, counted))
-
-
-def _sorted(columns: PairedColumns, seeds: NDArray[Any]) -> PairedColumns:
-    selected = _select(columns, np.isin(columns["seed"], seeds))
-    return _select(selected, np.lexsort((selected["request_id"], selected["seed"])))
 
 
 def _select(columns: PairedColumns, rows: NDArray[Any]) -> PairedColumns:

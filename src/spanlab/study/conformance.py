@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # the settings are read where torch is not installed
 
     from spanlab.engine.engine import Engine
     from spanlab.engine.model import SpanModel
-    from spanlab.engine.oracle import Segment
 
 # ------------------------------------------------------------------------------
 # Settings: the model, its properties and the test prompts.
@@ -329,33 +328,27 @@ class Subject:
         `blocks`."""
         import torch
 
-        from spanlab.engine.oracle import block_mask, causal_mask, dense_logits
+        from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits
 
         ids = torch.from_numpy(
             np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64)
         )
         device = self.model.device
-        mask = (
-            block_mask(_segments(request, len(ids)), device=device)
-            if blocks
-            else causal_mask(len(ids), device)
-        )
+        if blocks:
+            # the last span extends over the output
+            ends = np.cumsum([len(span.tokens) for span in request.spans]).tolist()
+            starts, ends = [0, *ends[:-1]], [*ends[:-1], len(ids)]
+            segments = [
+                Segment(start, end, span.independent)
+                for start, end, span in zip(starts, ends, request.spans, strict=True)
+            ]
+            mask = block_mask(segments, device=device)
+        else:
+            mask = causal_mask(len(ids), device)
         positions = torch.arange(len(ids), device=device)
         return dense_logits(self.reference_model, ids.to(device), mask, positions)[
             request.num_tokens - 1 :
         ].cpu()
-
-
-def _segments(request: Request, length: int) -> list[Segment]:
-    """Spans of a prompt as ranges of rows; the last span extends to `length`."""
-    from spanlab.engine.oracle import Segment
-
-    ends = np.cumsum([len(span.tokens) for span in request.spans]).tolist()
-    starts, ends = [0, *ends[:-1]], [*ends[:-1], length]
-    return [
-        Segment(start, end, span.independent)
-        for start, end, span in zip(starts, ends, request.spans, strict=True)
-    ]
 
 
 # ------------------------------------------------------------------------------
@@ -382,11 +375,22 @@ def prefixes(subject: Subject) -> Strategy:
 @PROPERTIES.register("greedy_generation")
 def greedy_generation(subject: Subject) -> Measurement:
     """Greedy tokens equal those of transformers' `generate`, except where two logits tie."""
+    import torch
+
     requests = subject.questions()
     served = subject.serve(no_reuse(), requests, TOGETHER)
     gaps, equal, compared = [0.0], 0, 0
     for request in requests:
-        ours, theirs = served.output(request), _generated(subject, request)
+        # transformers may stop early at the model's end-of-text token
+        ids = torch.from_numpy(request.tokens).long()[None].to(subject.model.device)
+        with torch.no_grad():
+            generated: Tensor = subject.reference_model.generate(  # type: ignore[operator]
+                ids,
+                do_sample=False,
+                max_new_tokens=subject.output,
+                attention_mask=torch.ones_like(ids),
+            )
+        ours, theirs = served.output(request), generated[0, ids.shape[1] :].tolist()
         difference_at = next(
             (
                 index
@@ -452,22 +456,6 @@ def preemption(subject: Subject) -> Measurement:
     times = sum(sequence.preemptions for sequence in served.sequences.values())
     value = subject.max_difference(served, [first, second]) if times else None
     return Measurement(value, subject.limit, f"{OF_LOGITS}; preempted {times} times")
-
-
-def _generated(subject: Subject, request: Request) -> list[int]:
-    """Greedy tokens of transformers; generation may stop early at the model's end-of-text token."""
-    import torch
-
-    ids = torch.from_numpy(request.tokens).long()[None].to(subject.model.device)
-    options = {
-        "do_sample": False,
-        "max_new_tokens": subject.output,
-        "attention_mask": torch.ones_like(ids),
-    }
-    with torch.no_grad():
-        generated: Tensor = subject.reference_model.generate(ids, **options)  # type: ignore[operator]
-    tokens: list[int] = generated[0, ids.shape[1] :].tolist()
-    return tokens
 
 
 # ------------------------------------------------------------------------------

@@ -285,6 +285,21 @@ class KindCounts:
             pairs = zip(answer.reused, case.expected.reused, strict=False)
             self.requests[1] += sum(ours == theirs for ours, theirs in pairs)
 
+    def numbers(self) -> dict[str, Any]:
+        """Return the counts for the summary; every claim has a number."""
+        claimed, equal = self.requests
+        return {
+            "cases": self.cases,
+            "unsupported": dict(self.unsupported),
+            "claimed": {name: self.claimed[name] for name in PROPERTIES},
+            "equal": {name: self.equal[name] for name in PROPERTIES},
+            "requests": {"claimed": claimed, "equal": equal},
+            "smallest": {
+                name: {"case": case, "prompt_tokens": tokens, "difference": difference}
+                for name, (tokens, case, difference) in self.smallest.items()
+            },
+        }
+
 
 def _difference(name: str, given: Any, expected: Any) -> str:
     """Return the first difference of two claims in words."""
@@ -397,7 +412,7 @@ def run_cases(settings: ConformanceCases, run: str, root: Path) -> bool:
             kinds, f"decisions equal to those of {settings.release}\n{settings.driver}"
         )
         results = {
-            name: _numbers_of(counts) for name, counts in (*kinds.items(), ("all", total_of(kinds)))
+            name: counts.numbers() for name, counts in (*kinds.items(), ("all", total_of(kinds)))
         }
         summary = {
             "study": "conformance_cases",
@@ -433,19 +448,3 @@ async def _ask_all(
         for case in cases:
             answer = await _ask(driver, case, settings.limit_s)
             kinds.setdefault(case.kind, KindCounts()).add(case, answer)
-
-
-def _numbers_of(counts: KindCounts) -> dict[str, Any]:
-    """Return the counts for the summary; every claim has a number."""
-    claimed, equal = counts.requests
-    return {
-        "cases": counts.cases,
-        "unsupported": dict(counts.unsupported),
-        "claimed": {name: counts.claimed[name] for name in PROPERTIES},
-        "equal": {name: counts.equal[name] for name in PROPERTIES},
-        "requests": {"claimed": claimed, "equal": equal},
-        "smallest": {
-            name: {"case": case, "prompt_tokens": tokens, "difference": difference}
-            for name, (tokens, case, difference) in counts.smallest.items()
-        },
-    }

@@ -210,6 +210,13 @@ def _answer(reply: bytes, count: int, exact: bool) -> LiveAnswer:
 # ------------------------------------------------------------------------------
 
 
+#: A line of Prometheus' text format, and labels of vLLM.
+_SAMPLE = re.compile(
+    r"^([A-Za-z_:][\w:]*)(\{.*\})? ([-+.\deE]+|NaN|[+-]Inf)(?: \d+)?$", re.MULTILINE
+)
+_LABEL = re.compile(r'\b(num_gpu_blocks|block_size)="(\d+)"')
+
+
 @dataclass
 class LiveServer:
     """A running server; every call of a trial is stored, so that others can send it again.
@@ -314,24 +321,13 @@ class LiveServer:
             text = (await self.endpoint.get("/metrics")).decode(errors="replace")
         except FailedRequestError:
             return {}
-        return _sums(text)
-
-
-_SAMPLE = re.compile(
-    r"^([A-Za-z_:][\w:]*)(\{.*\})? ([-+.\deE]+|NaN|[+-]Inf)(?: \d+)?$", re.MULTILINE
-)
-_LABEL = re.compile(r'\b(num_gpu_blocks|block_size)="(\d+)"')
-
-
-def _sums(text: str) -> dict[str, float]:
-    """Read Prometheus' text format."""
-    sums: dict[str, float] = {}
-    for name, labels, value in _SAMPLE.findall(text):
-        sums[name] = sums.get(name, 0.0) + float(value)
-        if name == "vllm:cache_config_info":
-            for label, number in _LABEL.findall(labels):
-                sums[label] = sums.get(label, 0.0) * (label == "num_gpu_blocks") + float(number)
-    return sums
+        sums: dict[str, float] = {}
+        for name, labels, value in _SAMPLE.findall(text):
+            sums[name] = sums.get(name, 0.0) + float(value)
+            if name == "vllm:cache_config_info":
+                for label, number in _LABEL.findall(labels):
+                    sums[label] = sums.get(label, 0.0) * (label == "num_gpu_blocks") + float(number)
+        return sums
 
 
 # ------------------------------------------------------------------------------

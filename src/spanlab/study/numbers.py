@@ -266,18 +266,15 @@ def utilisation_of(columns: Columns, runs: list[dict[str, Any]]) -> float | None
     None without a timing model, and where all requests arrive at once.
     """
     demands = [run.get("demand_s") for run in runs]
-    offered = sum(
-        replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]])
-        for run in runs
-    )
+    offered = 0.0
+    for run in runs:
+        arrived = columns["arrived_s"][columns["seed"] == run["seed"]]
+        if len(arrived) > 1:
+            offered += replicas_of(run) * float(np.ptp(arrived) * len(arrived) / (len(arrived) - 1))
     modelled = [demand for demand in demands if demand is not None]
     if len(modelled) < len(demands) or not offered:
         return None
     return float(sum(modelled) / offered)
-
-
-def _offered_s(arrived: NDArray[np.float64]) -> float:
-    return float(np.ptp(arrived) * len(arrived) / (len(arrived) - 1)) if len(arrived) > 1 else 0.0
 
 
 _BYTES = ("kv_resident_mean", "state_resident_mean", "kv_resident_peak", "state_resident_peak")

@@ -566,15 +566,12 @@ class Replay:
         else:
             self.calls.on_answer(sent, answer)
         finally:
-            self._end(sent.request)
-
-    def _end(self, request: Request) -> None:
-        now, was_blocked = self._now(), self.source.next_at is None
-        self.source.finished(request, now)
-        self._in_flight -= 1
-        if was_blocked:
-            self._released_ns = now
-        self._ended.set()
+            now, was_blocked = self._now(), self.source.next_at is None
+            self.source.finished(sent.request, now)
+            self._in_flight -= 1
+            if was_blocked:
+                self._released_ns = now
+            self._ended.set()
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self._began_ns

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from rich.console import Console
 
-from spanlab.analyses.base import Findings, Finished, Report, footer, foreign_tokenizer, head
+from spanlab.analyses.base import Finished, Report, footer, foreign_tokenizer, head
 from spanlab.analyses.fit_profile import points_of, profile_from_points
 from spanlab.build import build_workload, local_profile, profile_of
 from spanlab.compiled import is_used, missing
@@ -276,16 +276,30 @@ class _StudyRun:
                 files = f"its files are corrupt: {corruption}"
                 print_line(self.console, f"arms.{row.name} is recomputed because {files}")
                 row.files.remove()
-        profile = self._profile()
+        profile, requests = None, self.workload.requests
+        # a profile that is not measured between the runs is found or measured before them
+        if "compare_backends" in self.study.chosen_analyses() and self.calibration is None:
+            profile = find_profile(self.study, requests) or measure_profile(
+                self.study, requests, self.name, self.root, self.console
+            )
         tried = self.study.needs(POINTS)
         processes = worker_count(self.study, MANY if tried else len(self.files))
-        requests, rows = self.workload.requests, max(1, len(self.rows))
+        rows = max(1, len(self.rows))
         with workers_of(self.study, requests, rows, processes, self.folder.work) as workers:
             facts = self._check_device(workers)
             finished = self._finished(self._run(workers), facts, profile)
             finished = replace(finished, workers=workers) if tried else finished
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
-            summary = self._summary(finished, findings)
+            # first what two runs of the same settings have in common
+            caveats = [*foreign_tokenizer(self.study), *self.workload.notes]
+            caveats += [caveat for result in findings for caveat in result.caveats]
+            summary = head(finished) | {"caveats": list(dict.fromkeys(caveats))}
+            for result in findings:
+                summary |= result.summary
+            if finished.noise is not None:
+                summary["machine_noise"] = finished.noise.summary()
+            if self.saturation is not None:
+                summary["saturation"] = asdict(self.saturation)
             summary |= run_facts(time.perf_counter() - started, PACKAGES_OF[self.study.backend])
             if self.study.plugins:
                 summary["plugins"] = fingerprints(self.study.plugins)
@@ -303,14 +317,6 @@ class _StudyRun:
         report.write_page(self.folder.work)
         finish_report(summary, self.folder)
         return report
-
-    def _profile(self) -> Profile | None:
-        """Profile before any arm runs; None where none is read, or it is measured between runs."""
-        study, requests = self.study, self.workload.requests
-        if "compare_backends" not in study.chosen_analyses() or self.calibration is not None:
-            return None
-        profile = find_profile(study, requests)
-        return profile or measure_profile(study, requests, self.name, self.root, self.console)
 
     def _check_device(self, workers: Executor[Worker]) -> EngineFacts | None:
         """Return the facts of the engine's device, read in its process.
@@ -388,19 +394,6 @@ class _StudyRun:
             profile=profile,
             shares=self.saturation.shares(self.shares) if self.saturation else {},
         )
-
-    def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
-        """Contents of `summary.json` that are equal for two runs of the same settings."""
-        caveats = [*foreign_tokenizer(self.study), *self.workload.notes]
-        caveats += [caveat for result in findings for caveat in result.caveats]
-        summary = head(finished) | {"caveats": list(dict.fromkeys(caveats))}
-        for result in findings:
-            summary |= result.summary
-        if finished.noise is not None:
-            summary["machine_noise"] = finished.noise.summary()
-        if self.saturation is not None:
-            summary["saturation"] = asdict(self.saturation)
-        return summary
 
 
 def _draw_figure(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:

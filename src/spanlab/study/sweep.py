@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
-from spanlab.analyses.base import Findings
 from spanlab.build import build_workload, copy_pipe
 from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, sentence
@@ -213,15 +212,26 @@ def run_sweep(study: Study, name: str, root: Path, compose: Compose) -> Path:
             *sweep_tables(points),
             *(table for analysis_findings in findings for table in analysis_findings.every_table),
         )
-
         summary = sweep_summary(points)
         for analysis_findings in findings:
             summary |= analysis_findings.summary
         write_before_report(summary, tables, folder)
-        figures = _draw(points, findings, folder.work / "figures") if study.output.figures else []
+        figures = []
+        if study.output.figures:
+            drawn: dict[str, Callable[[], Figure | None]] = {
+                name: partial(draw_sweep, points, measure) for name, measure in FIGURES.items()
+            }
+            for analysis_findings in findings:
+                drawn |= analysis_findings.figures
+            figures = draw_figures(drawn, folder.work / "figures")
         write_page(_page(name, points, tables, figures, summary, folder), folder.work)
         finish_report(summary, folder)
-        _print(points, findings)
+        with printed() as terminal:
+            print_tables(rate_tables(points), terminal)
+            for analysis_findings in findings:
+                terminal.print()
+                print_tables(analysis_findings.tables, terminal)
+            terminal.print(Text("\n".join(failures(points)), style="dim"))
         with tracked(study.tracking, run, name, config, folder.path) as tracker:
             for table in tables:
                 tracker.table(table.name, *tracker_rows(table))
@@ -354,25 +364,6 @@ def _page(
         config=(folder.work / CONFIG).read_text(),
         facts=facts_of(summary),
     )
-
-
-def _print(points: list[SweepPoint], findings: list[Findings]) -> None:
-    with printed() as console:
-        print_tables(rate_tables(points), console)
-        for analysis_findings in findings:
-            console.print()
-            print_tables(analysis_findings.tables, console)
-        console.print(Text("\n".join(failures(points)), style="dim"))
-
-
-def _draw(points: list[SweepPoint], findings: list[Findings], folder: Path) -> list[Path]:
-    """Draw one figure per measure and those of the analyses, and return the PNG files."""
-    figures: dict[str, Callable[[], Figure | None]] = {}
-    for name, measure in FIGURES.items():
-        figures[name] = partial(draw_sweep, points, measure)
-    for analysis_findings in findings:
-        figures |= analysis_findings.figures
-    return draw_figures(figures, folder)
 
 
 def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:

@@ -457,20 +457,18 @@ class WatchRun:
         topic, number = frames[0], int.from_bytes(frames[1], "big")
         first = self.picture.sequences.expected(topic, batch.rank)
         if self.settings.replay is not None and number > (first or 0):
-            self._recover(topic, batch, first or 0, number)
+            rank = dict(batch.rank).get("rank", 0)
+            repetition = Repetition(str(self.settings.replay))
+            for missing in repetition.messages(rank if isinstance(rank, int) else 0, first or 0):
+                again = self._batch([topic, *missing[1:]])
+                at = int.from_bytes(missing[1], "big")
+                if again is not None and (first or 0) <= at < number:
+                    self.picture.recovered += 1
+                    self._take([topic, *missing[1:]], again)
+            self.picture.unanswered += not repetition.complete
             if first is None:
                 self.picture.leave_out_earlier()
         self._take(frames, batch)
-
-    def _recover(self, topic: bytes, batch: Batch, first: int, end: int) -> None:
-        rank = dict(batch.rank).get("rank", 0)
-        repetition = Repetition(str(self.settings.replay))
-        for frames in repetition.messages(rank if isinstance(rank, int) else 0, first):
-            again = self._batch([topic, *frames[1:]])
-            if again is not None and first <= int.from_bytes(frames[1], "big") < end:
-                self.picture.recovered += 1
-                self._take([topic, *frames[1:]], again)
-        self.picture.unanswered += not repetition.complete
 
     def _batch(self, frames: Frames) -> Batch | None:
         """Return the events of a message; None, counted, for one of another form."""
@@ -531,7 +529,17 @@ def run_watch(settings: Watch, run: str, root: Path) -> None:
         write_results(summary, tables, folder.work)
         publish(folder, tables)
     if page is not None and picture.stream.blocks:
-        _explain(page, settings, picture.readings, folder.path / CAPTURE, root)
+        from spanlab.study.run import run_study
+
+        # the server's block size and memory, unless the command chooses them
+        quoted = str(folder.path / CAPTURE).replace("\\", "\\\\").replace("'", "\\'")
+        readings, overrides = picture.readings, [f"log='{quoted}'"]
+        if {"blocks", "block_size"} <= readings.keys():
+            tokens = readings["blocks"] * readings["block_size"]
+            memory, size = tokens * page.model.kv_bytes_per_token / GIB, readings["block_size"]
+            overrides.append(f"arms.vllm_0_32.pool.block_size={size:.0f}")
+            overrides.append(f"store.total_gib={memory}")
+        run_study(_page_of(settings, page.output.run, *overrides), "explain", root)
     if not picture.messages:
         connected = "the server is connected, and stored no block" if problem == "" else problem
         raise ValueError(
@@ -581,19 +589,3 @@ def _page_of(settings: Watch, run: str, *overrides: str) -> Study:
     assert isinstance(study, Study), "the entry explain is a study"
     study.output.run = study.output.run or run
     return study
-
-
-def _explain(
-    page: Study, settings: Watch, readings: Mapping[str, float], capture: Path, root: Path
-) -> None:
-    """Write and print the page of a captured stream, with the server's block size and memory unless
-    they are chosen."""
-    from spanlab.study.run import run_study
-
-    quoted = str(capture).replace("\\", "\\\\").replace("'", "\\'")
-    overrides = [f"log='{quoted}'"]
-    if {"blocks", "block_size"} <= readings.keys():
-        memory = readings["blocks"] * readings["block_size"] * page.model.kv_bytes_per_token / GIB
-        size = f"{readings['block_size']:.0f}"
-        overrides += [f"arms.vllm_0_32.pool.block_size={size}", f"store.total_gib={memory}"]
-    run_study(_page_of(settings, page.output.run, *overrides), "explain", root)
