@@ -300,26 +300,6 @@ def load_tokenizer(
     `chat_template` takes precedence over that of the folder. Raises ValueError if files of the
     folder are missing or invalid; a missing template is an error only when a chat is rendered.
     """
-    tokenizer = _tokenizer_tokenizer(folder)
-    config_file = folder / "tokenizer_config.json"
-    config = _json_object(config_file) if config_file.is_file() else {}
-    prefix = tokenizer.encode("", add_special_tokens=True).tokens[:1]
-    bos = _token_text(config.get("bos_token"))
-    template_file = folder / "chat_template.jinja"
-    if not chat_template and template_file.is_file():
-        chat_template = template_file.read_text(encoding="utf-8")
-    return ChatTokenizer(
-        folder.resolve().name,
-        tokenizer,
-        chat_template or _configured_template(config, folder),
-        bos,
-        _token_text(config.get("eos_token")),
-        bos is not None and bool(config.get("add_bos_token", prefix == [bos])),
-        variables or {},
-    )
-
-
-def _tokenizer_tokenizer(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -331,7 +311,29 @@ def _tokenizer_tokenizer(folder: Path) -> Tokenizer:
     # Files written for training may truncate or pad; a prompt is encoded unchanged.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    config_file = folder / "tokenizer_config.json"
+    config = _json_object(config_file) if config_file.is_file() else {}
+    prefix = tokenizer.encode("", add_special_tokens=True).tokens[:1]
+    bos = _token_text(config.get("bos_token"))
+    template_file = folder / "chat_template.jinja"
+    if not chat_template and template_file.is_file():
+        chat_template = template_file.read_text(encoding="utf-8")
+    if not chat_template:
+        configured = config.get("chat_template")
+        if isinstance(configured, list):  # of named templates
+            configured = {entry["name"]: entry["template"] for entry in configured}.get("default")
+        if configured is not None and not isinstance(configured, str):
+            raise ValueError(f"chat_template of tokenizer={folder} is no text; expected {EXPECTED}")
+        chat_template = configured
+    return ChatTokenizer(
+        folder.resolve().name,
+        tokenizer,
+        chat_template,
+        bos,
+        _token_text(config.get("eos_token")),
+        bos is not None and bool(config.get("add_bos_token", prefix == [bos])),
+        variables or {},
+    )
 
 
 def _json_object(file: Path) -> dict[str, object]:
@@ -349,17 +351,6 @@ def _token_text(token: object) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-def _configured_template(config: Mapping[str, object], folder: Path) -> str | None:
-    """The template of the configuration: a string, or the entry `default` of a list of named
-    templates."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if template is not None and not isinstance(template, str):
-        raise ValueError(f"chat_template of tokenizer={folder} is no text; expected {EXPECTED}")
-    return template
 
 
 # ------------------------------------------------------------------------------
@@ -527,7 +518,16 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
     chat = flatten(query)
     layout = compute_layout(chat, tokenizer.template)
     encoded = [_encode(span, layout, tokenizer) for span in layout.spans]
-    delta = _retokenisation_delta(layout.text, encoded, tokenizer) if measure_delta else None
+    delta = None
+    if measure_delta:
+        complete = tokenizer.encode_with_offsets(layout.text)
+        ours = Counter(
+            pair
+            for span in encoded
+            for pair in zip(span.tokens.tolist(), span.characters, strict=True)
+        )
+        theirs = Counter(zip(complete.tokens.tolist(), complete.characters, strict=True))
+        delta = (ours - theirs).total()
     first = next((int(span.tokens[0]) for span in encoded if len(span.tokens)), None)
     spans, ids = _token_ranges(chat, layout, encoded, missing_bos(first, tokenizer))
     if not spans:
@@ -555,14 +555,6 @@ def _encode(span: TextSpan, layout: Layout, tokenizer: ChatTokenizer) -> Encoded
         tokens.append(encoded.tokens)
         characters += [(start + first, start + last) for first, last in encoded.characters]
     return Encoded(np.concatenate(tokens), characters)
-
-
-def _retokenisation_delta(text: str, encoded: Sequence[Encoded], tokenizer: ChatTokenizer) -> int:
-    complete = tokenizer.encode_with_offsets(text)
-    ours = Counter(
-        pair for span in encoded for pair in zip(span.tokens.tolist(), span.characters, strict=True)
-    )
-    return (ours - Counter(zip(complete.tokens.tolist(), complete.characters, strict=True))).total()
 
 
 def _token_ranges(

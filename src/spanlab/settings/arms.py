@@ -258,7 +258,17 @@ def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
         raise ValueError(
             f"{setting} with {path}.placement.kind=none: expected null, for there are no states"
         )
-    _check_recovery(path, arm, model)
+    chosen = _check_choice(RECOVERIES, path, "recovery", arm)
+    if arm.recovery != "recompute":
+        if not model.is_hybrid:
+            raise ValueError(
+                f"{chosen} with model.name={model.name}: expected recompute, for it has no "
+                "recurrent state"
+            )
+        if not arm.keep or arm.policy_name != "tree":
+            setting = f"keep={str(arm.keep).lower()}, policy={arm.policy_name}"
+            raise ValueError(f"{chosen} with {setting}: expected true and tree")
+        _check_whole_prompts(chosen, path, arm)
     if arm.state_format == "native":
         return
     setting = f"{path}.state_format={arm.state_format}"
@@ -274,20 +284,6 @@ def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
         raise ValueError(
             f"{setting} with model.state_itemsize={model.state_itemsize}: expected native, which is no larger"
         )
-
-
-def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
-    chosen = _check_choice(RECOVERIES, path, "recovery", arm)
-    if arm.recovery == "recompute":
-        return
-    if not model.is_hybrid:
-        raise ValueError(
-            f"{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state"
-        )
-    if not arm.keep or arm.policy_name != "tree":
-        setting = f"keep={str(arm.keep).lower()}, policy={arm.policy_name}"
-        raise ValueError(f"{chosen} with {setting}: expected true and tree")
-    _check_whole_prompts(chosen, path, arm)
 
 
 def _check_whole_prompts(setting: str, path: str, arm: Strategy) -> None:

@@ -120,7 +120,14 @@ def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
     """Return an entry with values set as Hydra's last step does it; exceptions of any type where it
     cannot."""
     files, parsed = _files(), OverridesParser.create().parse_overrides(list(words))
-    values = _values_set_last(parsed)
+    # by place those that set values, and that follow all which add or remove keys
+    values: dict[int, Override] = {}
+    for at, override in enumerate(parsed):
+        is_group = _is_group(override.key_or_group)
+        if override.is_add() or override.is_force_add() or override.is_delete():
+            values = values if is_group else {}
+        elif not is_group:
+            values[at] = override
     choices = [word for at, word in enumerate(words) if at not in values]
     if (entry, *choices, files) not in _COMPOSED:
         made = hydra.compose(entry, choices, return_hydra_config=True)
@@ -138,19 +145,6 @@ def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
         config.hydra.overrides.task = list(words)
         config.hydra.job.override_dirname = ",".join(named)
     return config
-
-
-def _values_set_last(overrides: Sequence[Override]) -> dict[int, Override]:
-    """Return by place the overrides that set values, and that follow all those which add or remove
-    keys."""
-    values: dict[int, Override] = {}
-    for at, override in enumerate(overrides):
-        is_group = _is_group(override.key_or_group)
-        if override.is_add() or override.is_force_add() or override.is_delete():
-            values = values if is_group else {}
-        elif not is_group:
-            values[at] = override
-    return values
 
 
 def _is_group(key: str) -> bool:
@@ -190,12 +184,18 @@ def as_settings(config: DictConfig) -> object:
     schema = schema_of(config)
     load_plugins(OmegaConf.select(config, "plugins") or ())
     _check_section("", OmegaConf.to_container(config, resolve=True), schema)
-    if (
-        section := next(
-            (key for key in fields(schema) if _is_analyses(hints_of(schema)[key.name])), None
-        )
-    ) is not None:
-        _set_types(config, section.name, hints_of(schema)[section.name])
+    section = next((name for name, hint in hints_of(schema).items() if _is_analyses(hint)), None)
+    if section is not None:
+        # the options of each analysis, also of a plugin's, get their types
+        typed = {key.name: hint for key, hint in _options(hints_of(schema)[section])}
+        given = OmegaConf.select(config, section)
+        for name in given:
+            if name != "names":
+                one_of(section, str(name), typed)
+        with open_dict(config):
+            for name, hint in typed.items():
+                if name not in given or OmegaConf.get_type(given, name) is not hint:
+                    given[name] = OmegaConf.merge(OmegaConf.structured(hint), given.get(name) or {})
     settings: Any = OmegaConf.to_object(config)
     refuse_unknown_keys(settings)
     if type(settings) is schema:  # else it is an object of the class that `open_schema` made of it
@@ -293,19 +293,6 @@ def _open_analyses(schema: type[Analyses]) -> DictConfig:
 
 def _options(schema: type[Analyses]) -> list[tuple[Any, Any]]:
     return [(key, hints_of(schema)[key.name]) for key in fields(schema) if key.name != "names"]  # type: ignore[arg-type]
-
-
-def _set_types(config: DictConfig, section: str, schema: type[Analyses]) -> None:
-    """Give the options of each analysis, also of a plugin's, their types; ValueError for others."""
-    typed = {key.name: hint for key, hint in _options(schema)}
-    given = OmegaConf.select(config, section)
-    for name in given:
-        if name != "names":
-            one_of(section, str(name), typed)
-    with open_dict(config):
-        for name, hint in typed.items():
-            if name not in given or OmegaConf.get_type(given, name) is not hint:  # of a plugin
-                given[name] = OmegaConf.merge(OmegaConf.structured(hint), given.get(name) or {})
 
 
 def schema_of(config: DictConfig) -> type[Any]:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from spanlab.core.admission import BatchRules
 from spanlab.core.policies.named import POLICIES
-from spanlab.core.tiers import FORMAT_BITS, TierRules
+from spanlab.core.tiers import FORMAT_BITS
 from spanlab.engine.settings import EngineSettings, reads_baseline
 from spanlab.model_files import EMBEDDER, MODELS, choices, find_spec, is_ready, names_file, packaged
 from spanlab.model_spec import HardwareSpec, ModelSpec
@@ -143,7 +143,19 @@ class Study:
         one_of("backend", self.backend, BACKENDS)
         self.plugins = [located(name) for name in self.plugins]
         self.batch.check("batch")
-        self._check_executor()
+        # arms on one device share one process
+        if self.backend == "engine" and self.executor.workers not in (None, 1):
+            raise ValueError(
+                f"workers={self.executor.workers} with backend=engine: expected 1, for arms share one device"
+            )
+        if self.executor.kind == "dask" and self.backend == "engine":
+            raise ValueError(
+                "executor.kind=dask with backend=engine: expected local, for arms share one device"
+            )
+        if self.executor.kind == "dask" and self.executor.workers is not None:
+            raise ValueError(
+                f"workers={self.executor.workers} with executor.kind=dask: expected null, for the scheduler has workers"
+            )
         self._check_replicas()
         if not self.arms:
             raise ValueError(
@@ -178,24 +190,6 @@ class Study:
         check_shares(self)
         check_analyses(self)
         check_design(self)
-
-    def _check_executor(self) -> None:
-        """Raise ValueError for workers that cannot be chosen: arms on one device share one
-        process."""
-        if self.backend == "engine" and self.executor.workers not in (None, 1):
-            raise ValueError(
-                f"workers={self.executor.workers} with backend=engine: expected 1, for arms share one device"
-            )
-        if self.executor.kind != "dask":
-            return
-        if self.backend == "engine":
-            raise ValueError(
-                "executor.kind=dask with backend=engine: expected local, for arms share one device"
-            )
-        if self.executor.workers is not None:
-            raise ValueError(
-                f"workers={self.executor.workers} with executor.kind=dask: expected null, for the scheduler has workers"
-            )
 
     def _check_replicas(self) -> None:
         """Raise ValueError for replicas with an engine, a trace file or a clairvoyant arm."""
@@ -313,8 +307,15 @@ def check_analyses(study: Study) -> None:
             raise ValueError(
                 f"{drawn} with analyses={name}: expected null, for it groups requests by number"
             )
-        if study.runs.repeats > 1:
-            _check_repeats(study, name)
+        # of repeats that would be equal or unread; `check_design` checks those of designed shapes
+        if study.runs.repeats > 1 and study.backend != "engine":
+            raise ValueError(
+                f"repeats={study.runs.repeats} with backend={study.backend}: expected 1, for runs would be equal"
+            )
+        if study.runs.repeats > 1 and name not in ("compare_backends", "fit_profile"):
+            raise ValueError(
+                f"repeats={study.runs.repeats} with analyses={name}: expected repeats=1, or more seeds"
+            )
     for name in ANALYSES:
         analysis = ANALYSES[name]
         if name in study.chosen_analyses():
@@ -349,19 +350,6 @@ def _refuse_unread(study: Study, name: str, usual: Any) -> None:
             raise ValueError(
                 f"{given} with analyses={study.chosen_analyses()}: expected {name} among them"
             )
-
-
-def _check_repeats(study: Study, name: str) -> None:
-    """Raise ValueError for repeats that would be equal or unread; `check_design` checks those of
-    designed shapes."""
-    if study.backend != "engine":
-        raise ValueError(
-            f"repeats={study.runs.repeats} with backend={study.backend}: expected 1, for runs would be equal"
-        )
-    if name not in ("compare_backends", "fit_profile"):
-        raise ValueError(
-            f"repeats={study.runs.repeats} with analyses={name}: expected repeats=1, or more seeds"
-        )
 
 
 def check_teacher(study: Study) -> None:
@@ -500,7 +488,16 @@ def check_tiers(study: Study) -> None:
         return
     for path, rules in tiers.items():
         rules.check(path)
-        _check_formats(path, rules, study.model)
+        if rules.quantise_to is not None and study.model.is_hybrid:
+            raise ValueError(
+                f"{path}.action=quantise with model.name={study.model.name}: expected evict or "
+                "demote, for recurrent states are not quantised"
+            )
+        if rules.quantise_to and FORMAT_BITS[rules.quantise_to] >= 8 * study.model.kv_itemsize:
+            raise ValueError(
+                f"{path}.quantise_to={rules.quantise_to} with model.kv_itemsize="
+                f"{study.model.kv_itemsize}: expected fewer bits"
+            )
     for (above, upper), (below, lower) in pairwise(tiers.items()):
         if lower.write == "back" and upper.action != "demote":
             raise ValueError(
@@ -550,20 +547,6 @@ def _check_without(study: Study) -> None:
     if "tiers" in study.chosen_analyses():
         raise ValueError(
             "analyses=tiers without store.tiers: expected a tier, as in +tier@store.tiers.host=dram"
-        )
-
-
-def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
-    if rules.quantise_to is None:
-        return
-    if model.is_hybrid:
-        raise ValueError(
-            f"{path}.action=quantise with model.name={model.name}: expected evict or demote, for recurrent states are "
-            "not quantised"
-        )
-    if FORMAT_BITS[rules.quantise_to] >= 8 * model.kv_itemsize:
-        raise ValueError(
-            f"{path}.quantise_to={rules.quantise_to} with model.kv_itemsize={model.kv_itemsize}: expected fewer bits"
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -248,45 +248,33 @@ def requests_of(options: AliasQuestions, tokenizer: ChatTokenizer, output_tokens
     Each pair has its own cache salt. Labels: `kind` (earlier or question), `order`.
     """
     chains = alias_chains(options.questions, options.words, options.distractors, options.seed)
-    requests = [
-        request
-        for number, chain in enumerate(chains)
-        for order in options.orders
-        for request in _pair(options, tokenizer, number, chain, order, output_tokens)
-    ]
+    requests = []
+    for (number, chain), order in product(enumerate(chains), options.orders):
+        moved = chain.documents
+        if order == "shuffled":
+            rng = np.random.default_rng([options.seed, number, 5])
+            places = list(range(len(moved)))
+            # at least one document moves if there are two or more
+            while len(moved) > 1 and places == sorted(places):
+                places = rng.permutation(len(moved)).tolist()
+            moved = tuple(chain.documents[index] for index in places)
+        group = number * len(options.orders) + options.orders.index(order)
+        for kind, documents, question, length in (
+            ("earlier", chain.documents, _EARLIER, 1),
+            ("question", moved, chain.question, output_tokens),
+        ):
+            # the documents do not attend to each other
+            given = Group("plus", tuple(Message("user", text) for text in documents))
+            query = Group("seq", (Message("system", _SYSTEM), given, Message("user", question)))
+            spans = describe(query, tokenizer, measure_delta=False).request_spans
+            answer = chain.answer if kind == "question" else None
+            request = Request(
+                0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer
+            )
+            labels = {"kind": kind, "order": order if kind == "question" else ""}
+            requests.append(Labelled(request, labels))
     detail = (
         f"{len(chains)} fictional questions, {2 + options.distractors} documents of {options.words} words each, "
         f"orders: {', '.join(options.orders)}, {tokenizer.name} tokenizer"
     )
     return labelled_workload("alias chains", detail, requests)
-
-
-def _pair(
-    options: AliasQuestions,
-    tokenizer: ChatTokenizer,
-    number: int,
-    chain: AliasChain,
-    order: str,
-    output_tokens: int,
-) -> Iterator[Labelled]:
-    texts = chain.documents
-    moved = texts
-    if order == "shuffled":
-        rng = np.random.default_rng([options.seed, number, 5])
-        places = list(range(len(texts)))
-        # at least one document moves if there are two or more
-        while len(texts) > 1 and places == sorted(places):
-            places = rng.permutation(len(texts)).tolist()
-        moved = tuple(texts[index] for index in places)
-    group = number * len(options.orders) + options.orders.index(order)
-    prompts = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
-    for kind, documents, question, length in prompts:
-        # the documents do not attend to each other
-        given = Group("plus", tuple(Message("user", text) for text in documents))
-        query = Group("seq", (Message("system", _SYSTEM), given, Message("user", question)))
-        spans = describe(query, tokenizer, measure_delta=False).request_spans
-        answer = chain.answer if kind == "question" else None
-        request = Request(
-            0, group, spans, output_len=length, cache_salt=f"{order} {number}", answer=answer
-        )
-        yield Labelled(request, {"kind": kind, "order": order if kind == "question" else ""})

@@ -223,41 +223,26 @@ def modelled(chat_sessions: ChatSessions) -> Workload:
     ).tolist()
     for group, tenant in enumerate(drawn):
         draw = np.random.default_rng(seeds[group])
-        requests += _conversation(options, len(requests), group, systems[tenant], ids, draw)
+        turns = int(draw.geometric(1 / options.turns))
+        messages = _lengths(draw, options.message_tokens, turns)
+        answers = _lengths(draw, options.answer_tokens, turns)
+        think_ns = np.rint(draw.standard_exponential(turns) * options.think_s * 1e9)
+        waits = think_ns.astype(np.int64).tolist()
+        history: tuple[Span, ...] = (systems[tenant],)
+        for turn in range(turns):
+            # the end of every message but the last is a boundary
+            history += (Span(ids.take(messages[turn]), reusable=turn + 1 < turns),)
+            answer = ids.take(answers[turn])
+            wait = waits[turn] if turn else 0
+            requests.append(
+                Request(len(requests), group, history, len(answer), output=answer, wait_ns=wait)
+            )
+            history += (Span(answer),)
     detail = (
         f"{options.sessions:,} conversations of {options.tenants} tenants, {len(requests):,} turns, "
         f"mean think time {options.think_s:g} s"
     )
     return Workload("chat sessions", tuple(requests), Provenance("modelled", detail))
-
-
-def _conversation(
-    options: ChatSessions,
-    first_id: int,
-    group: int,
-    system: Span,
-    ids: FreshIds,
-    draw: np.random.Generator,
-) -> list[Request]:
-    """Return the requests of one session; every message but the last is marked reusable, so its end
-    is a boundary."""
-    turns = int(draw.geometric(1 / options.turns))
-    messages = _lengths(draw, options.message_tokens, turns)
-    answers = _lengths(draw, options.answer_tokens, turns)
-    waits = (
-        np.rint(draw.standard_exponential(turns) * options.think_s * 1e9).astype(np.int64).tolist()
-    )
-    history: tuple[Span, ...] = (system,)
-    requests = []
-    for turn in range(turns):
-        history += (Span(ids.take(messages[turn]), reusable=turn + 1 < turns),)
-        answer = ids.take(answers[turn])
-        wait = waits[turn] if turn else 0
-        requests.append(
-            Request(first_id + turn, group, history, len(answer), output=answer, wait_ns=wait)
-        )
-        history += (Span(answer),)
-    return requests
 
 
 def _lengths(draw: np.random.Generator, mean: float, count: int) -> list[int]:

@@ -353,7 +353,15 @@ def content_of(path: Path, waits: Waits) -> Content:
     Raises ValueError if there is no such file, if it is a device, and if a pipe exceeds `waits`.
     """
     if is_pipe(path):
-        return _copied(str(path), waits)
+        name = str(path)
+        if name not in _copies():
+            descriptor, copied = tempfile.mkstemp(prefix="spanlab-log-")
+            atexit.register(_remove, copied, os.getpid())
+            with os.fdopen(descriptor, "wb", buffering=0) as copy:
+                digest = _copy(name, copy, waits)
+            os.environ[_COPIES] = json.dumps(_copies() | {name: [copied, digest]})
+        copied, digest = _copies()[name]
+        return Content(Path(copied), digest)
     if not path.exists():
         raise ValueError(
             f"log={path}: no such file; expected a log, or a folder of the RAGPulse trace"
@@ -373,19 +381,6 @@ def _copies() -> dict[str, list[str]]:
     them."""
     copies: dict[str, list[str]] = json.loads(os.environ.get(_COPIES, "{}"))
     return copies
-
-
-def _copied(name: str, waits: Waits) -> Content:
-    """Return the temporary file that holds the data of a pipe; it is removed when the program
-    ends."""
-    if name not in _copies():
-        descriptor, file = tempfile.mkstemp(prefix="spanlab-log-")
-        atexit.register(_remove, file, os.getpid())
-        with os.fdopen(descriptor, "wb", buffering=0) as copy:
-            digest = _copy(name, copy, waits)
-        os.environ[_COPIES] = json.dumps(_copies() | {name: [file, digest]})
-    file, digest = _copies()[name]
-    return Content(Path(file), digest)
 
 
 def _remove(file: str, process: int) -> None:

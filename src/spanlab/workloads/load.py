@@ -7,7 +7,7 @@ classes below whose keys mean something for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import Field, asdict, dataclass, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from functools import reduce
 from inspect import getdoc
 from operator import or_
@@ -330,7 +330,18 @@ def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[Worklo
     }
     bases = (declared, OfFile) if declared is OfFunction and "path" in options else (declared,)
     known = {key.name for base in bases for key in fields(base)}
-    keys = [_key(option) for option in options.values() if option.name not in known]
+    keys = []
+    for option in options.values():
+        if option.name in known:
+            continue
+        # files are text in settings
+        types = [str if kind is Path else kind for kind in _types(option.type)]
+        default = default_of(option)
+        if default == REQUIRED:
+            types, default = [*types, NoneType], None  # `SOURCES.check` requires a value
+        meaning = option.metadata["meaning"] or "option of its function"
+        key = field(default, option.metadata["check"], meaning)
+        keys.append((option.name, reduce(or_, types), key))
     if not keys and declared is not OfFunction:
         return declared
     reader = SOURCES[f"{name}/{sources(name)[0]}"]
@@ -345,16 +356,6 @@ def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[Worklo
     return make_dataclass(
         name, [*keys, ("kind", str, field(name, None, "the kind"))], bases=bases, namespace=text
     )
-
-
-def _key(option: Field[Any]) -> tuple[str, Any, Any]:
-    """Return name, type and field of the key of a parameter; files are text in settings."""
-    types = [str if kind is Path else kind for kind in _types(option.type)]
-    default = default_of(option)
-    if default == REQUIRED:
-        types, default = [*types, NoneType], None  # `SOURCES.check` requires a value
-    meaning = option.metadata["meaning"] or "option of its function"
-    return option.name, reduce(or_, types), field(default, option.metadata["check"], meaning)
 
 
 def _types(hint: Any) -> tuple[Any, ...]:

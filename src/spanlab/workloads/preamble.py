@@ -4,7 +4,7 @@ or by none."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -99,8 +99,23 @@ class Preamble:
             raise ValueError(
                 f"workload.preamble.*.share={listed or 0}: expected shares that sum to 1"
             )
-        for name, texts in self.texts().items():
-            _check(f"workload.preamble.{name}", texts)
+        for kind, texts in self.texts().items():
+            key = f"workload.preamble.{kind}"
+            for name in ("tokens", "count", "text"):
+                if not hasattr(texts, name):
+                    continue
+                value = getattr(texts, name)
+                if texts.share == 0 and value is not None:
+                    raise ValueError(f"{key}.{name}={value} with {key}.share=0: expected null")
+                if texts.share and name != "text" and value is None:
+                    raise ValueError(
+                        f"{key}.{name}=null with {key}.share={texts.share:g}: expected a number "
+                        "above zero"
+                    )
+                if name != "text":
+                    positive(f"{key}.{name}", value)
+                elif value is not None and not value.strip():
+                    raise ValueError(f"{key}.text: expected text, or null")
         not_negative("workload.preamble.seed", self.seed)
         if self.seed and self.is_absent:
             raise ValueError(f"workload.preamble.seed={self.seed} without a preamble: expected 0")
@@ -143,11 +158,26 @@ def with_preambles(
     """Return the workload with preambles before its prompts.
 
     `write`  returns token ids; None: fresh ids that occur nowhere else in the workload.
+
+    A preamble per request is not reusable.
     """
     if preamble.is_absent:
         return workload
-    preamble_ids = draw(preamble, len(workload.requests))
-    spans = _spans(preamble_ids, preamble.texts(), write or _fresh_ids(workload))
+    preamble_ids, texts = draw(preamble, len(workload.requests)), preamble.texts()
+    write = write or _fresh_ids(workload)
+    distinct = sorted({key for key in preamble_ids if key.kind in texts})
+    spans = {
+        key: Span(write(key, texts[key.kind]), reusable=key.kind != "request") for key in distinct
+    }
+    first: dict[bytes, PreambleId] = {}
+    for key, span in spans.items():
+        earlier = first.setdefault(span.tokens.tobytes(), key)
+        if earlier != key:
+            raise ValueError(
+                f"workload.preamble.{key.kind}.text with tokens={texts[key.kind].length}: expected "
+                f"another text for {key.kind} {key.number} than for {earlier.kind} "
+                f"{earlier.number}, as with {{number}} first"
+            )
     requests = [
         replace(request, spans=(spans[preamble_id], *request.spans))
         if preamble_id in spans
@@ -194,46 +224,9 @@ def proportional_counts(shares: Sequence[float], total: int) -> NDArray[np.int64
     return counts
 
 
-def _spans(
-    preamble_ids: Sequence[PreambleId], texts: Mapping[str, PreambleText], write: WritePreamble
-) -> dict[PreambleId, Span]:
-    """Return a span for each distinct preamble; a preamble per request is not reusable."""
-    distinct = sorted({key for key in preamble_ids if key.kind in texts})
-    spans = {
-        key: Span(write(key, texts[key.kind]), reusable=key.kind != "request") for key in distinct
-    }
-    first: dict[bytes, PreambleId] = {}
-    for key, span in spans.items():
-        earlier = first.setdefault(span.tokens.tobytes(), key)
-        if earlier != key:
-            raise ValueError(
-                f"workload.preamble.{key.kind}.text with tokens={texts[key.kind].length}: expected another text "
-                f"for {key.kind} {key.number} than for {earlier.kind} {earlier.number}, as with {{number}} first"
-            )
-    return spans
-
-
 def _fresh_ids(workload: Workload) -> WritePreamble:
     ids = FreshIds.above(workload.requests)
     return lambda preamble_id, texts: ids.take(texts.length)
-
-
-def _check(key: str, texts: PreambleText) -> None:
-    """Reject a kind with a share but no length or count, and options of a kind without a share."""
-    options = {
-        name: getattr(texts, name) for name in ("tokens", "count", "text") if hasattr(texts, name)
-    }
-    for name, value in options.items():
-        if texts.share == 0 and value is not None:
-            raise ValueError(f"{key}.{name}={value} with {key}.share=0: expected null")
-        if texts.share and name != "text" and value is None:
-            raise ValueError(
-                f"{key}.{name}=null with {key}.share={texts.share:g}: expected a number above zero"
-            )
-        if name != "text":
-            positive(f"{key}.{name}", value)
-        elif value is not None and not value.strip():
-            raise ValueError(f"{key}.text: expected text, or null")
 
 
 # ------------------------------------------------------------------------------

@@ -121,16 +121,23 @@ def _render(
         if length is None and query_line.answer:
             # Some tokenizers drop white space, and an answer may be only white space.
             length = max(1, len(tokenizer.encode(query_line.answer)))
+        spans = []
+        for span in rendered.request_spans:
+            text = span.tokens.tobytes()
+            if text not in shared_tokens:
+                # A view would keep the token ids of its whole prompt in memory.
+                shared_tokens[text] = span.tokens.copy()
+            spans.append(replace(span, ids=shared_tokens[text]))
         request = Request(
             number,
             group,
-            rendered.request_spans,
+            tuple(spans),
             output_len=length or selection.unknown_output,
             arrived_at=round((query_line.arrived_s or 0) * 1e9),
             cache_salt=query_line.cache_salt or "",
             answer=query_line.answer,
         )
-        requests.append(_with_shared_tokens(request, shared_tokens))
+        requests.append(request)
     return tuple(requests), deltas
 
 
@@ -262,17 +269,6 @@ def tokenizer_of(source: str | Path | None) -> ChatTokenizer:
             f"workload.tokenizer={source} has no chat template; expected {EXPECTED_TOKENIZER}"
         )
     return tokenizer
-
-
-def _with_shared_tokens(request: Request, shared_tokens: dict[bytes, Tokens]) -> Request:
-    spans = []
-    for span in request.spans:
-        key = span.tokens.tobytes()
-        if key not in shared_tokens:
-            # A view would keep the token ids of its whole prompt in memory.
-            shared_tokens[key] = span.tokens.copy()
-        spans.append(replace(span, ids=shared_tokens[key]))
-    return replace(request, spans=tuple(spans))
 
 
 @contextmanager

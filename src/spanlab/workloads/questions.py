@@ -276,9 +276,19 @@ def make_workload(
 
     `how`  description of retriever and order.
     """
-    requests = tuple(
-        _request(number, item, writer, selection) for number, item in enumerate(retrieved)
-    )
+    requests = []
+    for number, item in enumerate(retrieved):
+        question = item.question
+        passages = [writer.passage(text) for text in item.passages]
+        request = Request(
+            number,
+            item.document,
+            (writer.head, *passages, writer.question(question)),
+            selection.output_tokens or writer.answer_tokens(question) + ROOM,
+            answer="\n".join(question.answers),
+            gold=tuple(1 + position for position in item.gold or ()),
+        )
+        requests.append(request)
     _check_length(requests, retrieved, selection)
     labels: dict[str, tuple[Label, ...]] = {
         "task": tuple(item.question.label or task.name for item in retrieved),
@@ -291,29 +301,22 @@ def make_workload(
         stated = [item.stated for item in retrieved if item.stated is not None]
         labels["gold_tokens"] = tuple(len(writer.passage(text).tokens) for text in stated)
     lengths = [request.num_tokens for request in requests]
+    complete = [
+        len(item.gold) == len(set(item.question.gold or ()))
+        for item in retrieved
+        if item.gold is not None
+    ]
+    completeness = (
+        [f"all gold passages found for {sum(complete) / len(complete):.0%}"] if complete else []
+    )
     detail = [
         _question_detail(task, retrieved, how),
-        *_retrieval_detail(retrieved),
+        *completeness,
         f"prompts of {np.median(lengths):.0f} tokens (median), at most {max(lengths)}",
         f"{overlap(requests):.0%} of the passages' tokens stood in an earlier prompt",
         f"{writer.name} tokenizer",
     ]
-    return Workload(task.name, requests, Provenance(task.kind, ", ".join(detail)), labels)
-
-
-def _request(
-    number: int, retrieved: RetrievedPassages, writer: PromptWriter, selection: Selection
-) -> Request:
-    passages = [writer.passage(text) for text in retrieved.passages]
-    question = retrieved.question
-    return Request(
-        number,
-        retrieved.document,
-        (writer.head, *passages, writer.question(question)),
-        selection.output_tokens or writer.answer_tokens(question) + ROOM,
-        answer="\n".join(question.answers),
-        gold=tuple(1 + position for position in retrieved.gold or ()),
-    )
+    return Workload(task.name, tuple(requests), Provenance(task.kind, ", ".join(detail)), labels)
 
 
 def _check_length(
@@ -345,17 +348,6 @@ def _question_detail(task: Task, retrieved: Sequence[RetrievedPassages], how: st
     counts = sorted({len(item.passages) for item in retrieved})
     passages = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
     return f"{len(retrieved)} questions about {documents} {task.nouns}{left_out}, {passages} passages each {how}"
-
-
-def _retrieval_detail(retrieved: Sequence[RetrievedPassages]) -> list[str]:
-    """Return the share of questions whose gold passages were all retrieved, if gold passages are
-    known."""
-    complete = [
-        len(item.gold) == len(set(item.question.gold or ()))
-        for item in retrieved
-        if item.gold is not None
-    ]
-    return [f"all gold passages found for {sum(complete) / len(complete):.0%}"] if complete else []
 
 
 def overlap(requests: Sequence[Request]) -> float:

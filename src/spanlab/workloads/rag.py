@@ -328,7 +328,16 @@ def draw_workload(source: Corpus, selection: Selection, rag: Rag) -> Workload:
 def draw_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
     """Return requests with k passages each, drawn from the selected documents and questions of
     `source`."""
-    library = _library(source, selection)
+    # a row is (system prompt, turn, passages of its document…, question)
+    groups: dict[int, list[Row]] = {}
+    for row in source.rows:
+        groups.setdefault(row.group_id, []).append(row)
+    check_documents(selection, len(groups), source.name)
+    chosen = list(groups.values())[: selection.documents]
+    library = Library(
+        tuple(rows[0].spans[2:-1] for rows in chosen),
+        tuple(tuple(rows[: selection.questions_per_document]) for rows in chosen),
+    )
     sizes = library.sizes
     limit, scope = (
         (sum(sizes), "the corpus")
@@ -353,20 +362,6 @@ def draw_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
         for document, question in questions
     ]
     return _prompts(source, library, options, questions, passages)
-
-
-def _library(source: Corpus, selection: Selection) -> Library:
-    """Group the selected rows by document; a row is (system prompt, turn, passages of its
-    document…, question)."""
-    groups: dict[int, list[Row]] = {}
-    for row in source.rows:
-        groups.setdefault(row.group_id, []).append(row)
-    check_documents(selection, len(groups), source.name)
-    chosen = list(groups.values())[: selection.documents]
-    return Library(
-        tuple(rows[0].spans[2:-1] for rows in chosen),
-        tuple(tuple(rows[: selection.questions_per_document]) for rows in chosen),
-    )
 
 
 def _draw_questions(
@@ -416,10 +411,18 @@ def _prompts(
         rows.append(
             question._replace(spans=(head, *passages[ranking].tolist(), question.spans[-1]))
         )
+    basis = "measured passage lengths" if source.kind == "measured shape" else source.kind
+    questions = sum(map(len, library.questions))
+    detail = (
+        f"retrieval over {basis}: {{requests}} requests of {options.k} passages in {options.order} "
+        f"order, document Zipf {options.zipf:g}, passage Zipf {options.passage_zipf:g}, "
+        f"noise {options.noise:g}, seed {options.seed}; {sum(library.sizes)} passages and "
+        f"{questions} questions of {len(library.passages)} {source.detail}"
+    )
     return replace(
         source,
         kind="modelled",
-        detail=_detail(source, library, options),
+        detail=detail,
         lengths=np.append(source.lengths, length),
         independent=np.append(source.independent, False),
         reusable=np.append(source.reusable, True),
@@ -451,17 +454,6 @@ def fit_length(tokens: Tokens, length: int) -> Tokens:
     """Cut or repeat `tokens` to `length`; the first token is not repeated, because it may open a
     turn."""
     return np.concatenate([tokens[:1], np.resize(tokens[1:], length - 1)]).astype(np.int32)
-
-
-def _detail(source: Corpus, library: Library, options: Rag) -> str:
-    basis = "measured passage lengths" if source.kind == "measured shape" else source.kind
-    questions = sum(map(len, library.questions))
-    return (
-        f"retrieval over {basis}: {{requests}} requests of {options.k} passages in {options.order} order, "
-        f"document Zipf {options.zipf:g}, passage Zipf {options.passage_zipf:g}, noise {options.noise:g}, "
-        f"seed {options.seed}; "
-        f"{sum(library.sizes)} passages and {questions} questions of {len(library.passages)} {source.detail}"
-    )
 
 
 # ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ not recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from spanlab.workloads.files import (
     shorten,
 )
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape, committed
-from spanlab.workloads.workload import Corpus, Expand, ProvenanceKind, workload
+from spanlab.workloads.workload import Corpus, ProvenanceKind, workload
 
 # ------------------------------------------------------------------------------
 # Reader of the RAGPulse trace files; it returns a shape of lengths, content numbers, sessions
@@ -77,7 +77,17 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
     """
     if folder is None or not folder.is_dir():
         raise SourceUnavailable(f"{KEY}={folder} is not a folder; expected {EXPECTED}")
-    tables = [_lengths(folder / kind.table, kind) for kind in KINDS]
+    tables = []
+    for component in KINDS:
+        path = folder / component.table
+        rows = read_jsonl(path, KEY, EXPECTED)
+        names = [row.field(component.id_field, int) for row in rows]
+        table = dict(zip(names, _numbers(rows, "token_length", 1).tolist(), strict=True))
+        if len(table) < len(rows):
+            raise ValueError(
+                f"{KEY}={path} lists a {component.id_field} twice; expected {EXPECTED}"
+            )
+        tables.append(table)
     rows = read_jsonl(folder / TRACE, KEY, EXPECTED)
     prompts = [list(_contents(row, tables)) for row in rows]
     numbers = _number_by_appearance([content for prompt in prompts for content in prompt])
@@ -109,16 +119,6 @@ def read_trace(folder: Path | None, kind: ProvenanceKind) -> Shape:
         },
         arrivals_s=_arrivals(_numbers(rows, "timestamp", 0), folder / TRACE),
     )
-
-
-def _lengths(path: Path, kind: Kind) -> dict[int, int]:
-    rows = read_jsonl(path, KEY, EXPECTED)
-    names = [row.field(kind.id_field, int) for row in rows]
-    lengths = _numbers(rows, "token_length", 1).tolist()
-    table = dict(zip(names, lengths, strict=True))
-    if len(table) < len(rows):
-        raise ValueError(f"{KEY}={path} lists a {kind.id_field} twice; expected {EXPECTED}")
-    return table
 
 
 def _contents(row: JsonRow, tables: Sequence[dict[int, int]]) -> Iterator[Content]:
@@ -241,7 +241,9 @@ def trace_corpus(trace: Shape, options: RagPulse) -> Corpus:
         if options.independent == "all"
         else source.independent,
         rows=source.rows[:count],
-        expand=_scattered(source.expand),
+        expand=lambda counts: {
+            span: scatter(array_of(ids)) for span, ids in source.expand(counts).items()
+        },
         arrived_at=scaled_arrivals(trace.arrivals_s[:count], options),
     )
 
@@ -273,10 +275,3 @@ def scatter(ids: Tokens) -> Tokens:
         mixed = mixed * odd & MASK
         mixed ^= mixed >> np.uint64(16)
     return mixed.astype(np.int32)
-
-
-def _scattered(expand: Expand) -> Expand:
-    def scattered(lengths: Mapping[int, int]) -> dict[int, Tokens]:
-        return {span: scatter(array_of(ids)) for span, ids in expand(lengths).items()}
-
-    return scattered

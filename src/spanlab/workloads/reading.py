@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spanlab.kinds import field
 from spanlab.registry import positive
@@ -224,7 +223,17 @@ def model(
 ) -> Shape:
     """Model each story by its published word count, QuALITY's tokens per word, and thirty
     FairytaleQA questions."""
-    word_counts = _story_words(lengths_path)
+    rows = read_csv(
+        lengths_path, ("document_id", "story_word_count"), "workload.path", LENGTHS_EXPECTED
+    )
+    for row in rows:
+        count = row["story_word_count"].strip()
+        if not count.isdecimal() or len(count) > len(str(LARGEST_TOKEN)):
+            raise ValueError(
+                f"workload.path={lengths_path} has story_word_count={count[:40]!r} for "
+                f"{row['document_id']}; expected a whole number from 0 up, as {LENGTHS_EXPECTED}"
+            )
+    word_counts = np.array([int(row["story_word_count"]) for row in rows], dtype=np.float64)
     tales = read_jsonl(questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED)
     articles = read_jsonl(words_path, WORDS_KEY, WORDS_EXPECTED)
     ratios = {
@@ -235,7 +244,13 @@ def model(
             _texts(tales, "story", questions_path, QUESTIONS_KEY, QUESTIONS_EXPECTED), tokenizer
         ),
     }
-    shape = _stub_shape(assign_questions(_questions(tales), len(word_counts)), tokenizer, ratios)
+    distinct: dict[str, Question] = {}  # a repeated question has the answers of its first place
+    for tale in tales:
+        for entry in tale.rows("questions"):
+            text = entry.field("question", str).strip()
+            distinct.setdefault(text, Question(text, answers=tuple(entry.list_of("answers", str))))
+    questions = assign_questions(list(distinct.values()), len(word_counts))
+    shape = _stub_shape(questions, tokenizer, ratios)
     # stubs are the reusable spans, in the order of their documents: replace their lengths
     lengths = np.rint(word_counts * ratios["quality"]).astype(np.int64)
     stubs = np.flatnonzero(shape.flags & REUSABLE)
@@ -275,28 +290,6 @@ def assign_questions(questions: Sequence[Question], documents: int) -> list[tupl
     starts = range(0, documents * QUESTIONS_PER_DOCUMENT, QUESTIONS_PER_DOCUMENT)
     ranges = (range(start, start + QUESTIONS_PER_DOCUMENT) for start in starts)
     return [tuple(questions[order[index % len(order)]] for index in indexes) for indexes in ranges]
-
-
-def _story_words(path: Path) -> NDArray[np.float64]:
-    rows = read_csv(path, ("document_id", "story_word_count"), "workload.path", LENGTHS_EXPECTED)
-    for row in rows:
-        count = row["story_word_count"].strip()
-        if not count.isdecimal() or len(count) > len(str(LARGEST_TOKEN)):
-            raise ValueError(
-                f"workload.path={path} has story_word_count={count[:40]!r} for {row['document_id']}; expected a whole "
-                f"number from 0 up, as {LENGTHS_EXPECTED}"
-            )
-    return np.array([int(row["story_word_count"]) for row in rows], dtype=np.float64)
-
-
-def _questions(tales: Sequence[JsonRow]) -> list[Question]:
-    """Return distinct questions; a repeated question has the answers of its first occurrence."""
-    distinct: dict[str, Question] = {}
-    for row in tales:
-        for entry in row.rows("questions"):
-            text = entry.field("question", str).strip()
-            distinct.setdefault(text, Question(text, answers=tuple(entry.list_of("answers", str))))
-    return list(distinct.values())
 
 
 def _stub_shape(

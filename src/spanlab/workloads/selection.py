@@ -47,15 +47,25 @@ class Selection:
 
 def select(corpus: Corpus, selection: Selection) -> Workload:
     """Select requests and make their token ids; raise ValueError if no request remains."""
-    selected, group_count, cut, dropped = _choose(corpus, selection)
+    selected: list[_SelectedRow] = []
+    groups = cut = dropped = 0
+    limits = _DocumentLimits(corpus, selection)
+    for members in _groups(corpus).values():
+        if groups == selection.documents:
+            break
+        fitting, shortened, too_long = _fit(limits, members[: selection.questions_per_document])
+        selected += fitting
+        cut += shortened
+        dropped += too_long
+        groups += bool(fitting)
     if not selected:
         raise ValueError(
             f"workload.max_prompt_tokens={selection.max_prompt_tokens} leaves nothing of {corpus.name}; "
             f"expected a limit that fits at least one document"
         )
-    check_documents(selection, group_count, corpus.name)
-    requests = _requests(corpus, selected, selection)
-    detail = corpus.detail.replace("{documents}", str(group_count)).replace(
+    check_documents(selection, groups, corpus.name)
+    requests = _requests(corpus, sorted(selected), selection)
+    detail = corpus.detail.replace("{documents}", str(groups)).replace(
         "{requests}", str(len(requests))
     )
     return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
@@ -83,23 +93,6 @@ class _SelectedRow(NamedTuple):
     row: int
     document: int | None = None
     length: int = 0
-
-
-def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_SelectedRow], int, int, int]:
-    """Return the selected rows in file order, and the numbers of groups, of cut and of dropped
-    documents."""
-    selected: list[_SelectedRow] = []
-    groups = cut = dropped = 0
-    limits = _DocumentLimits(corpus, selection)
-    for members in _groups(corpus).values():
-        if groups == selection.documents:
-            break
-        fitting, shortened, too_long = _fit(limits, members[: selection.questions_per_document])
-        selected += fitting
-        cut += shortened
-        dropped += too_long
-        groups += bool(fitting)
-    return sorted(selected), groups, cut, dropped
 
 
 def _groups(corpus: Corpus) -> dict[int, list[int]]:
@@ -371,16 +364,16 @@ def arranged(workload: Workload, arrangement: Arrangement, joints: Joints) -> Wo
         # several documents in a prompt are independent of their order
         independent = document.independent or arrangement.documents > 1
         separated.append(replace(document, ids=tokens, independent=independent))
-    choices = _draw_documents(numbers_of_prompts, len(documents), arrangement)
-    requests = [
-        replace(
-            request,
-            spans=_arrangement_spans(
-                prompt, [separated[index] for index in numbers], arrangement, joints
-            ),
-        )
-        for request, prompt, numbers in zip(workload.requests, prompts, choices, strict=True)
-    ]
+    # The drawn documents do not depend on the order, which has a random stream of its own.
+    rng, order_rng = (np.random.default_rng([SEED, stream]) for stream in range(2))
+    order = ORDERS[arrangement.order or DEFAULT_ORDER]
+    requests = []
+    for request, prompt, number in zip(workload.requests, prompts, numbers_of_prompts, strict=True):
+        others = rng.choice(len(documents) - 1, size=arrangement.documents - 1, replace=False)
+        others += others >= number
+        chosen = [separated[index] for index in order(number, others, order_rng).tolist()]
+        spans = _arrangement_spans(prompt, chosen, arrangement, joints)
+        requests.append(replace(request, spans=spans))
     return workload.with_requests(requests, arrangement.line())
 
 
@@ -436,23 +429,6 @@ def _distinct(documents: Sequence[Span]) -> tuple[list[Span], list[int]]:
     return [distinct[number] for number in range(len(numbers))], [
         of_span[id(span)] for span in documents
     ]
-
-
-def _draw_documents(
-    question_documents: Sequence[int], available: int, arrangement: Arrangement
-) -> list[list[int]]:
-    """Return the document numbers of each prompt in prompt order.
-
-    The drawn documents do not depend on the order: orders use a separate random stream.
-    """
-    rng, order_rng = (np.random.default_rng([SEED, stream]) for stream in range(2))
-    order = ORDERS[arrangement.order or DEFAULT_ORDER]
-    drawn = []
-    for document in question_documents:
-        distractors = rng.choice(available - 1, size=arrangement.documents - 1, replace=False)
-        distractors += distractors >= document
-        drawn.append(order(document, distractors, order_rng).tolist())
-    return drawn
 
 
 def _arrangement_spans(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -94,29 +94,13 @@ def modelled_synthetic(synthetic: Synthetic) -> Corpus:
         raise ValueError(
             f"workload.synthetic.prompt_tokens={options.prompt_tokens} needs {total} ids; expected fewer than 2^31"
         )
-    spans, rows = _prompts(options, overlaps)
-    reusable = np.array([is_base for _, is_base in spans], dtype=bool)
-    text = EncodedText(
-        tuple(tokens for tokens, _ in spans), np.zeros_like(reusable), reusable, rows
-    )
-    detail = (
-        f"{{documents}} groups, {{requests}} prompts of {options.prompt_tokens} tokens, {options.kind} overlap "
-        f"of {overlaps.min()} to {overlaps.max()} tokens, seed {options.seed}"
-    )
-    return text.corpus("synthetic", "modelled", detail)
-
-
-def _prompts(
-    options: Synthetic, overlaps: NDArray[np.int64]
-) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
-    """Return spans with their reusable flag, and rows."""
-    length, ids = options.prompt_tokens, FreshIds()
-    spans: list[tuple[Tokens, bool]] = []
+    ids = FreshIds()
+    spans: list[tuple[Tokens, bool]] = []  # with their reusable flag
     rows = []
     for group, shared in enumerate(overlaps):
-        base = ids.take(length)
+        base = ids.take(options.prompt_tokens)
         for overlap in shared.tolist():
-            begin, fresh = base[:overlap], ids.take(length - overlap)
+            begin, fresh = base[:overlap], ids.take(options.prompt_tokens - overlap)
             # a known boundary only if all requests share the same length
             if options.kind == "fixed":
                 both = ((begin, True), (fresh, False))
@@ -125,7 +109,15 @@ def _prompts(
                 parts = [(np.concatenate([begin, fresh]), False)]
             rows.append(Row(group, tuple(range(len(spans), len(spans) + len(parts)))))
             spans += parts
-    return spans, tuple(rows)
+    reusable = np.array([is_base for _, is_base in spans], dtype=bool)
+    text = EncodedText(
+        tuple(tokens for tokens, _ in spans), np.zeros_like(reusable), reusable, tuple(rows)
+    )
+    detail = (
+        f"{{documents}} groups, {{requests}} prompts of {options.prompt_tokens} tokens, {options.kind} overlap "
+        f"of {overlaps.min()} to {overlaps.max()} tokens, seed {options.seed}"
+    )
+    return text.corpus("synthetic", "modelled", detail)
 
 
 # ------------------------------------------------------------------------------
@@ -185,12 +177,31 @@ def requests_of_repeated_documents(options: RepeatedDocuments, output_tokens: in
 
     Labels: `order` of warm requests, `kind` (prepare, cold or warm).
     """
-    ids = FreshIds()
-    requests = [
-        request
-        for trial in range(options.trials)
-        for request in _trial(options, trial, ids, output_tokens)
-    ]
+    ids, count = FreshIds(), options.documents
+    requests = []
+    for trial in range(options.trials):
+        # all orders of a trial have the same documents and questions
+        rng = np.random.default_rng([options.seed, trial])
+        system = Span(ids.take(options.system_tokens))
+        documents = [
+            Span(ids.take(options.document_tokens), independent=True) for _ in range(count)
+        ]
+        questions = [Span(ids.take(options.question_tokens)) for _ in range(options.repeats + 1)]
+        shuffles = [rng.permutation(count).tolist() for _ in range(options.repeats)]
+        original = list(range(count))
+        for index, order in enumerate(options.orders):
+            group = trial * len(options.orders) + index
+            prompts = [(system, document) for document in documents] if options.prepare else []
+            kinds = ["prepare"] * len(prompts) + ["cold"] + ["warm"] * options.repeats
+            warm = shuffles if order == "shuffled" else [original] * options.repeats
+            for numbers, question in zip([original, *warm], questions, strict=True):
+                prompts.append((system, *(documents[number] for number in numbers), question))
+            for kind, spans in zip(kinds, prompts, strict=True):
+                length = 1 if kind == "prepare" else output_tokens
+                salt = f"{order} {trial}"
+                request = Request(0, group, spans, output_len=length, cache_salt=salt)
+                labels = {"kind": kind, "order": order if kind == "warm" else ""}
+                requests.append(Labelled(request, labels))
     prompt = (
         options.system_tokens
         + options.documents * options.document_tokens
@@ -201,33 +212,6 @@ def requests_of_repeated_documents(options: RepeatedDocuments, output_tokens: in
         f"{options.trials} trials of 1 cold and {options.repeats} warm requests, orders: {', '.join(options.orders)}"
     )
     return labelled_workload("repeated documents", detail, requests)
-
-
-def _trial(
-    options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens: int
-) -> Iterator[Labelled]:
-    """Yield the requests of one trial; all orders have the same documents and questions."""
-    rng = np.random.default_rng([options.seed, trial])
-    count = options.documents
-    system = Span(ids.take(options.system_tokens))
-    documents = [Span(ids.take(options.document_tokens), independent=True) for _ in range(count)]
-    questions = [Span(ids.take(options.question_tokens)) for _ in range(options.repeats + 1)]
-    shuffles = [rng.permutation(count).tolist() for _ in range(options.repeats)]
-    original_order = list(range(count))
-    for index, order in enumerate(options.orders):
-        group = trial * len(options.orders) + index
-        prompts = [(system, document) for document in documents] if options.prepare else []
-        kinds = ["prepare"] * len(prompts) + ["cold"] + ["warm"] * options.repeats
-        orders = [
-            original_order,
-            *(shuffles if order == "shuffled" else [original_order] * options.repeats),
-        ]
-        for numbers, question in zip(orders, questions, strict=True):
-            prompts.append((system, *(documents[number] for number in numbers), question))
-        for kind, spans in zip(kinds, prompts, strict=True):
-            length = 1 if kind == "prepare" else output_tokens
-            request = Request(0, group, spans, output_len=length, cache_salt=f"{order} {trial}")
-            yield Labelled(request, {"kind": kind, "order": order if kind == "warm" else ""})
 
 
 # ------------------------------------------------------------------------------
@@ -297,33 +281,9 @@ def requests_of_forked_sequence(options: ForkedSequence, output_tokens: int) -> 
     The depths are marked as boundaries. Labels: `kind` (cold or fork), `depth` and `visit` of a
     fork.
     """
-    ids = FreshIds()
-    requests = [
-        request
-        for family in range(options.families)
-        for request in _family(options, family, ids, output_tokens)
-    ]
-    shares = ", ".join(f"{100 * depth:g} %" for depth in sorted(options.depths))
-    detail = (
-        f"sequences of {options.prompt_tokens:,} tokens, then prompts that share {shares} of them, "
-        f"{options.visits} visits each; {options.families} families"
-    )
-    return labelled_workload("forked sequence", detail, requests)
-
-
-def _family(
-    options: ForkedSequence, family: int, ids: FreshIds, output_tokens: int
-) -> Iterator[Labelled]:
-    """Yield prompts of the trunk's spans up to their depth, then fresh tokens; the cold prompt has
-    the whole trunk."""
-    shared = options.shared()
-    starts = [0, *shared[:-1]]
-    trunk = [
-        Span(ids.take(stop - start), reusable=True)
-        for start, stop in zip(starts, shared, strict=True)
-    ]
-    cold = {"kind": "cold", "depth": "", "visit": ""}
-    prompts = [(len(shared), cold)]
+    ids, shared = FreshIds(), options.shared()
+    # a prompt has the trunk's spans up to its depth, then fresh tokens; the cold one the whole trunk
+    prompts = [(len(shared), {"kind": "cold", "depth": "", "visit": ""})]
     for visit in range(options.visits):
         for index, depth in enumerate(sorted(options.depths)):
             labels = {
@@ -332,10 +292,22 @@ def _family(
                 "visit": f"visit {visit + 1}",
             }
             prompts.append((index + 1, labels))
-    for spans, labels in prompts:
-        tail = Span(ids.take(options.prompt_tokens - shared[spans - 1]))
-        request = Request(0, family, (*trunk[:spans], tail), output_len=output_tokens)
-        yield Labelled(request, labels)
+    requests = []
+    for family in range(options.families):
+        trunk = [
+            Span(ids.take(stop - start), reusable=True)
+            for start, stop in zip([0, *shared[:-1]], shared, strict=True)
+        ]
+        for spans, labels in prompts:
+            tail = Span(ids.take(options.prompt_tokens - shared[spans - 1]))
+            request = Request(0, family, (*trunk[:spans], tail), output_len=output_tokens)
+            requests.append(Labelled(request, labels))
+    shares = ", ".join(f"{100 * depth:g} %" for depth in sorted(options.depths))
+    detail = (
+        f"sequences of {options.prompt_tokens:,} tokens, then prompts that share {shares} of them, "
+        f"{options.visits} visits each; {options.families} families"
+    )
+    return labelled_workload("forked sequence", detail, requests)
 
 
 # ------------------------------------------------------------------------------

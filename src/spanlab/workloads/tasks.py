@@ -294,8 +294,15 @@ class _People:
 def _collection(
     number: int, options: Facts, people: _People, draw: np.random.Generator
 ) -> Document:
-    loans = _loans(options, people, draw)
-    count, passage_count = len(loans), options.passages
+    count, passage_count = options.loans, options.passages
+    items: Sequence[str] = draw.permutation(ITEMS)[: -(-count // 2)].tolist()
+    cities: Sequence[str] = draw.permutation(CITIES)[:count].tolist()
+    busy: set[str] = set()
+    loans = []
+    for index, city in enumerate(cities):
+        item = items[index // 2]
+        owner = people.take("lends", item, busy) if 2 in options.hops else ""
+        loans.append(_Loan(owner, people.take("keeps", item, busy), item, city))
     # Each loan's two sentences stand in different passages, which have equal numbers of sentences:
     # the second half of the sentences starts at passage 0 again, or half-way for an odd number per
     # passage.
@@ -321,19 +328,6 @@ def _collection(
         )
     ]
     return Document(f"collection {number}", tuple(passages), tuple(questions))
-
-
-def _loans(options: Facts, people: _People, draw: np.random.Generator) -> list[_Loan]:
-    count = options.loans
-    items: Sequence[str] = draw.permutation(ITEMS)[: -(-count // 2)].tolist()
-    cities: Sequence[str] = draw.permutation(CITIES)[:count].tolist()
-    busy: set[str] = set()
-    loans = []
-    for index, city in enumerate(cities):
-        item = items[index // 2]
-        owner = people.take("lends", item, busy) if 2 in options.hops else ""
-        loans.append(_Loan(owner, people.take("keeps", item, busy), item, city))
-    return loans
 
 
 def _questions_about(loan: _Loan, passages: tuple[int, int], options: Facts) -> list[Question]:
@@ -568,27 +562,19 @@ def questions(path: Path) -> Task:
             _texts(row, "passages") if row.get("document") is None else (str(row["document"]),)
         )
         grouped.setdefault(document, []).append(row)
-    documents = tuple(
-        _local_document(number, members) for number, members in enumerate(grouped.values())
-    )
-    return Task(path.stem, "local text", f"documents of {path.name}", _LOCAL_INSTRUCTION, documents)
-
-
-def _local_document(number: int, rows: list[JsonRow]) -> Document:
-    passage_lists = [_texts(row, "passages") for row in rows]
-    passages = {
-        text: index
-        for index, text in enumerate(
-            dict.fromkeys(text for texts in passage_lists for text in texts)
+    documents = []
+    for number, members in enumerate(grouped.values()):
+        passage_lists = [_texts(row, "passages") for row in members]
+        texts = dict.fromkeys(text for passages in passage_lists for text in passages)
+        places = {text: index for index, text in enumerate(texts)}
+        parsed = tuple(
+            _local_question(row, tuple(places[text] for text in passages))
+            for row, passages in zip(members, passage_lists, strict=True)
         )
-    }
-    parsed = [
-        _local_question(row, tuple(passages[text] for text in texts))
-        for row, texts in zip(rows, passage_lists, strict=True)
-    ]
-    return Document(
-        str(rows[0].get("document", f"document {number}")), tuple(passages), tuple(parsed)
-    )
+        name = str(members[0].get("document", f"document {number}"))
+        documents.append(Document(name, tuple(places), parsed))
+    nouns = f"documents of {path.name}"
+    return Task(path.stem, "local text", nouns, _LOCAL_INSTRUCTION, tuple(documents))
 
 
 def _local_question(row: JsonRow, ranking: tuple[int, ...]) -> Question:
@@ -598,21 +584,19 @@ def _local_question(row: JsonRow, ranking: tuple[int, ...]) -> Question:
     if choices and not set(answers) <= set(choices):
         wrong = next((text for text in answers if text not in choices), "")
         raise row.error(f"the answer {wrong!r}", "one of its options")
-    gold = _local_gold(row, ranking) if "gold" in row else None
+    gold = None
+    if "gold" in row:
+        positions = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
+        if not positions:
+            raise row.error("gold=[]", "at least one number of a passage, from 0")
+        for position in positions:
+            if type(position) is not int or not 0 <= position < len(ranking):
+                raise row.error(
+                    f"gold={shorten(position)} with {len(ranking)} passages", "their numbers from 0"
+                )
+        gold = tuple(ranking[position] for position in positions)
     text = row.field("question", str).strip()
     return Question(text, answers, choices, gold, ranking=tuple(dict.fromkeys(ranking)))
-
-
-def _local_gold(row: JsonRow, ranking: tuple[int, ...]) -> tuple[int, ...]:
-    positions = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
-    if not positions:
-        raise row.error("gold=[]", "at least one number of a passage, from 0")
-    for position in positions:
-        if type(position) is not int or not 0 <= position < len(ranking):
-            raise row.error(
-                f"gold={shorten(position)} with {len(ranking)} passages", "their numbers from 0"
-            )
-    return tuple(ranking[position] for position in positions)
 
 
 def _texts(row: JsonRow, name: str) -> tuple[str, ...]:

@@ -274,7 +274,18 @@ def find_tokenizer(source: str | Path | None) -> TokenizerFile:
         or str(source).startswith(".")
     ):
         raise SourceUnavailable(f"workload.tokenizer={source} does not exist; expected {EXPECTED}")
-    return _load(str(source).rsplit("/", 1)[-1], _download(str(source)), source)
+    look_for_network()
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = Path(hf_hub_download(str(source), "tokenizer.json"))
+    except (OSError, HFValidationError) as error:
+        raise SourceUnavailable(
+            f"workload.tokenizer={source} cannot be loaded from the hub ({type(error).__name__}); "
+            f"expected {EXPECTED}"
+        ) from error
+    return _load(str(source).rsplit("/", 1)[-1], file, source)
 
 
 def _load(name: str, file: Path, source: str | Path) -> TokenizerFile:
@@ -288,19 +299,6 @@ def _load(name: str, file: Path, source: str | Path) -> TokenizerFile:
     if model is None:
         raise ValueError(f"workload.tokenizer={source} has model=null; expected {EXPECTED}")
     return TokenizerFile(name, content)
-
-
-def _download(name: str) -> Path:
-    look_for_network()
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(hf_hub_download(name, "tokenizer.json"))
-    except (OSError, HFValidationError) as error:
-        raise SourceUnavailable(
-            f"workload.tokenizer={name} cannot be loaded from the hub ({type(error).__name__}); expected {EXPECTED}"
-        ) from error
 
 
 # ------------------------------------------------------------------------------

@@ -259,30 +259,31 @@ def trees_of(requests: Iterable[Request]) -> list[Tree]:
     groups: dict[int, list[Request]] = {}
     for request in requests:
         groups.setdefault(request.group_id, []).append(request)
-    return [_tree(group) for group in groups.values()]
-
-
-def _tree(group: list[Request]) -> Tree:
-    by_id = {request.id: request for request in group}
-    order = TopologicalSorter({request.id: request.after for request in group}).static_order()
-    calls = [by_id[number] for number in order]
-    awaited = Counter(number for request in group for number in request.after)
-    before: dict[int, Request] = {}
-    continued: set[int] = set()
-    sessions: dict[int, int] = {}
-    earliest: dict[int, int] = {}
-    for call in calls:
-        earliest[call.id] = max(
-            [call.arrived_at, *(earliest[number] + call.wait_ns for number in call.after)]
+    trees = []
+    for group in groups.values():
+        by_id = {request.id: request for request in group}
+        order = TopologicalSorter({request.id: request.after for request in group}).static_order()
+        awaited = Counter(number for request in group for number in request.after)
+        before: dict[int, Request] = {}
+        continued: set[int] = set()
+        sessions: dict[int, int] = {}
+        earliest: dict[int, int] = {}
+        calls = [by_id[number] for number in order]
+        for call in calls:
+            earliest[call.id] = max(
+                [call.arrived_at, *(earliest[number] + call.wait_ns for number in call.after)]
+            )
+            previous = _previous(call, by_id, awaited, continued)
+            if previous is None:
+                sessions[call.id] = len(set(sessions.values()))
+            else:
+                before[call.id] = previous
+                continued.add(previous.id)
+                sessions[call.id] = sessions[previous.id]
+        trees.append(
+            Tree(sorted(calls, key=lambda call: earliest[call.id]), before, sessions, earliest)
         )
-        previous = _previous(call, by_id, awaited, continued)
-        if previous is None:
-            sessions[call.id] = len(set(sessions.values()))
-        else:
-            before[call.id] = previous
-            continued.add(previous.id)
-            sessions[call.id] = sessions[previous.id]
-    return Tree(sorted(calls, key=lambda call: earliest[call.id]), before, sessions, earliest)
+    return trees
 
 
 def _previous(
@@ -376,6 +377,7 @@ class Dynamo(SessionWriter):
 
     def _row(self, tree: Tree, call: Request, ids: BlockIds) -> Line:
         session = f"{tree.number}.{tree.sessions[call.id]}"
+        previous = tree.before.get(call.id)
         return {
             "request_id": f"r{call.id}",
             "play_id": f"p{tree.number}",
@@ -390,7 +392,9 @@ class Dynamo(SessionWriter):
                     "request_id": f"r{number}",
                     "trigger": "completion",
                     "delay_ms": _milliseconds(call.wait_ns),
-                    "relation": _relation(tree, call, number),
+                    "relation": "spawn"
+                    if previous is None
+                    else ("sequence" if number == previous.id else "join"),
                 }
                 for number in call.after
             ],
@@ -398,13 +402,6 @@ class Dynamo(SessionWriter):
 
 
 SHARED = "beginnings that several trees share: ids of blocks hold within a tree"
-
-
-def _relation(tree: Tree, call: Request, number: int) -> str:
-    previous = tree.before.get(call.id)
-    if previous is not None:
-        return "sequence" if number == previous.id else "join"
-    return "spawn"
 
 
 @WRITERS.register("dynamo")

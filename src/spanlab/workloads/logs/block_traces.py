@@ -58,6 +58,7 @@ def _pieces(keys: Keys, tokens: int, size: int, line: int) -> tuple[Keys, Ints]:
 _GETS = ("get", "request", "GetCacheLocation")
 _WRITES = ("write", "StartWriteCache", "FinishWriteCache")
 _TAIR_LENGTHS = ("input_len", "input_token_len")
+_TAIR_TIMES = (("timestamp_ns", 1e-9), ("timestamp_us", 1e-6), ("trigger_time_us", 1e-6))
 _PLAIN_SIZE = 16  # tokens of a block where no length of a prompt tells them
 TAIR_TAIL = "only full blocks have keys: the tokens behind them count as new"
 NO_SIZE = (
@@ -126,15 +127,30 @@ def _tair_read_entries(file: LogFile) -> Iterator[Entry]:
             return None
         keys = block_keys(row, "keys")
         tokens = _tair_tokens(row, kind, len(keys), size, file) if has_lengths else len(keys) * size
-        if marked := _marked(row, len(keys)):
+        # a list of marks, or the number of the first blocks
+        mask = row.get("block_mask")
+        if not isinstance(mask, list):
+            marked = min(row.count("block_mask", default=0), len(keys))
+        elif all(isinstance(mark, bool) for mark in mask):
+            marked = sum(mask)
+        else:
+            raise BadFieldError(
+                "block_mask", f"a list of true and false, or a whole number{actual(mask)}"
+            )
+        if marked:
             file.set_aside(
                 "blocks as queries, since the engine had found them itself (block_mask)", marked
             )
         instance = row.label("instance_id", "source")
+        times = (
+            row.seconds(name, scale=scale)
+            for name, scale in _TAIR_TIMES
+            if row.get(name) is not None
+        )
         return Entry(
             *_pieces(keys, tokens, size, line),
             line,
-            _tair_time(row),
+            next(times, None),
             tenant=instance,
             identity=() if instance is None else (("instance", instance),),
         )
@@ -156,26 +172,6 @@ def _tair_tokens(row: Row, kind: str, keys: int, size: int, file: LogFile) -> in
             "keys", f"at most {tokens // size} for {tokens} tokens in blocks of {size}, not {keys}"
         )
     return tokens
-
-
-def _tair_time(row: Row) -> float | None:
-    for name, scale in (("timestamp_ns", 1e-9), ("timestamp_us", 1e-6), ("trigger_time_us", 1e-6)):
-        if row.get(name) is not None:
-            return row.seconds(name, scale=scale)
-    return None
-
-
-def _marked(row: Row, keys: int) -> int:
-    """Return how many blocks a prompt's mask names: a list of marks, or the number of the first
-    blocks."""
-    mask = row.get("block_mask")
-    if isinstance(mask, list):
-        if not all(isinstance(mark, bool) for mark in mask):
-            raise BadFieldError(
-                "block_mask", f"a list of true and false, or a whole number{actual(mask)}"
-            )
-        return sum(mask)
-    return min(row.count("block_mask", default=0), keys)
 
 
 # ------------------------------------------------------------------------------

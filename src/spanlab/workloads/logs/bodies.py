@@ -363,7 +363,22 @@ class BodyParser:
             key: body[key] for key in ("reasoning_effort", "add_generation_prompt") if key in body
         }
         prompt = replace(prompt, arguments=arguments | (given if isinstance(given, dict) else {}))
-        unknown = self._unknown_keys(body, is_line)
+        # bytes by key of the values that hold text and might be rendered
+        parameters = {key: body[key] for key in PARAMETERS if isinstance(body.get(key), dict)}
+        unknown = {
+            key: _size(value)
+            for key, value in body.items()
+            if key not in self._known
+            and key not in parameters
+            and not (is_line and key in ENVELOPE)
+            and _holds_text(value)
+        }
+        unknown |= {
+            f"{key}.{name}": _size(value)
+            for key, values in parameters.items()
+            for name, value in values.items()
+            if name not in self._known and name not in _NOT_RENDERED_INSIDE and _holds_text(value)
+        }
         inner = [*prompt.opaque]
         for section in inner:
             if section.tokens is None:
@@ -384,31 +399,28 @@ class BodyParser:
             NOT_RENDERED, HISTORY, self.not_rendered, OF_TEMPLATE if self.has_template else ()
         )
 
-    def _unknown_keys(self, body: Mapping[str, Any], is_line: bool) -> dict[str, int]:
-        """Return bytes by key of the values that hold text and might be rendered."""
-        known = self._known
-        parameters = {key: body[key] for key in PARAMETERS if isinstance(body.get(key), dict)}
-        unknown = {
-            key: _size(value)
-            for key, value in body.items()
-            if key not in known
-            and key not in parameters
-            and not (is_line and key in ENVELOPE)
-            and _holds_text(value)
-        }
-        return unknown | {
-            f"{key}.{name}": _size(value)
-            for key, inner in parameters.items()
-            for name, value in inner.items()
-            if name not in known and name not in _NOT_RENDERED_INSIDE and _holds_text(value)
-        }
-
     def _prompt(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
         """Return the prompt of a body, and by key the bytes of its messages as JSON."""
         if body.get("contents") is not None and not any(
             body.get(key) for key in ("messages", "prompt", "input")
         ):
-            return self._contents(body)
+            # a request to Gemini, whose libraries keep all but the contents in `config`
+            config = body.get("config")
+            body = {**config, **body} if isinstance(config, dict) else body
+            system = system_of_gemini(body)
+            first: tuple[Message, ...] = (
+                ()
+                if system is None
+                else (Message("system", "", self._blocks(system, "system")[0]),)
+            )
+            others, sizes = self._parsed(
+                contents_of(body["contents"]),
+                "contents",
+                lambda content, path: self._message(message_of_gemini(content), path),
+            )
+            return Prompt(
+                first + others, tuple(gemini_tools(body.get("tools"))), (), _history(body)
+            ), sizes
         given = [tool for key in ("tools", "functions") for tool in _listed(body, key)]
         tools = tuple(map(_without_marks, [*given, *converse_tools(body.get("toolConfig"))]))
         documents = tuple(_listed(body, "documents"))
@@ -424,24 +436,6 @@ class BodyParser:
             else:
                 others, sizes = self._parsed(items, "input", self._item)
         return Prompt(first + others, tools, documents, _history(body)), sizes
-
-    def _contents(self, body: Mapping[str, Any]) -> tuple[Prompt, dict[str, int]]:
-        """Return the prompt of a request to Gemini; its libraries keep all but the contents in
-        `config`."""
-        config = body.get("config")
-        body = {**config, **body} if isinstance(config, dict) else body
-        system = system_of_gemini(body)
-        first = (
-            () if system is None else (Message("system", "", self._blocks(system, "system")[0]),)
-        )
-        others, sizes = self._parsed(
-            contents_of(body["contents"]),
-            "contents",
-            lambda content, path: self._message(message_of_gemini(content), path),
-        )
-        return Prompt(
-            first + others, tuple(gemini_tools(body.get("tools"))), (), _history(body)
-        ), sizes
 
     def _completion(self, prompt: Any) -> tuple[Prompt, dict[str, int]]:
         if isinstance(prompt, str):

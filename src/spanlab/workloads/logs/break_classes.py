@@ -478,28 +478,21 @@ def _documents_are_shuffled(difference: Difference) -> bool:
         paragraphs = text.removeprefix(f"{difference.role}\n").split("\n\n")
         parts.append([_LABEL.sub("", paragraph).strip() for paragraph in paragraphs])
     first_parts, second_parts = parts
-    return (
-        len(first_parts) > 1
-        and first_parts != second_parts
-        and _is_shuffle(first_parts, second_parts)
-    )
+    if len(first_parts) < 2 or first_parts == second_parts:
+        return False
+    # at least two long paragraphs stand in another order, with little else that differs
+    known = {text for text in first_parts if len(text) >= RECURRING}
+    again = [text for text in second_parts if text in known]
+    long = [text for text in second_parts if len(text) >= RECURRING]
+    if len(again) < 2 or 2 * len(again) < len(long):
+        return False
+    return [text for text in first_parts if text in set(again)] != again
 
 
 _LABEL = re.compile(
     r"^\s*(?:#+\s*)?(?:\[\d+\]|\(?\d+[.)]|(?:document|passage|source|chunk|context)\s*#?\[?\d+\]?)\W*",
     re.IGNORECASE,
 )
-
-
-def _is_shuffle(first: list[str], second: list[str]) -> bool:
-    """Return whether at least two long paragraphs stand in another order, with little else that
-    differs."""
-    known = {text for text in first if len(text) >= RECURRING}
-    again = [text for text in second if text in known]
-    if len(again) < 2 or 2 * len(again) < len([text for text in second if len(text) >= RECURRING]):
-        return False
-    order = [text for text in first if text in set(again)]
-    return order != again
 
 
 def _is_compaction(difference: Difference) -> bool:

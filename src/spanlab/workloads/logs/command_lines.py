@@ -182,7 +182,13 @@ class _Rollout:
         last, totals = event.get("info.last_token_usage"), event.get("info.total_token_usage")
         before, self._totals = self._totals, totals if isinstance(totals, dict) else self._totals
         if not isinstance(last, dict) and isinstance(totals, dict):
-            last = _difference(totals, before)
+            # what the session's counts grew by; those that fell began again
+            earlier = before if isinstance(before, dict) else {}
+            last = {}
+            for name in totals:
+                now, then = count_of(totals, name), count_of(earlier, name)
+                if not np.isnan(now):
+                    last[name] = now - then if now >= then else now
         if not isinstance(last, dict) or not (
             count_of(last, "input_tokens") > 0 or output_of(last)
         ):
@@ -242,17 +248,6 @@ class _Rollout:
 def _is_of_model(item: Mapping[str, Any]) -> bool:
     kind = item.get("type")
     return kind in _OF_MODEL or (kind == "message" and item.get("role") == "assistant")
-
-
-def _difference(totals: Mapping[str, Any], before: Any) -> dict[str, Any]:
-    """Return the counts of a call from those of the session; counts that fell began again."""
-    earlier = before if isinstance(before, dict) else {}
-    counts = {}
-    for name in totals:
-        now, then = count_of(totals, name), count_of(earlier, name)
-        if not np.isnan(now):
-            counts[name] = now - then if now >= then else now
-    return counts
 
 
 def _codex_calls(file: LogFile, seen: set[object]) -> Iterator[Call]:
@@ -378,7 +373,18 @@ class _Session:
         if kind not in _SPEAKERS:
             self._file.set_aside(f"messages of the type {kind}")
             return
-        _check(row)
+        calls, tokens = row.get("toolCalls"), row.get("tokens")
+        if calls is not None and not (
+            isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+        ):
+            raise BadFieldError("toolCalls", f"a list of objects{actual(calls)}")
+        if tokens is not None and not isinstance(tokens, dict):
+            raise BadFieldError("tokens", f"an object with counts{actual(tokens)}")
+        # these raise for fields of another type, which are read when the call is made
+        for content in (row.get("content"), *(call.get("result") for call in calls or ())):
+            _parts(content)
+        row.label("model")
+        row.seconds("timestamp")
         name = str(row.label("id") or f"line {line}, message {len(self._messages)}")
         known, now = self._known.get(name), self._messages.get(name)
         if now is not None:
@@ -388,10 +394,10 @@ class _Session:
             now = self._messages[name] = _Message(line, row, list(self._messages.values()))
         if known is None:
             self._known[name] = now
-            if kind == "gemini" and (is_written or isinstance(row.get("tokens"), dict)):
+            if kind == "gemini" and (is_written or tokens is not None):
                 self.calls.append(now)
-        elif isinstance(row.get("tokens"), dict):
-            known.row = Row({**known.row.fields, "tokens": row.get("tokens")})
+        elif tokens is not None:
+            known.row = Row({**known.row.fields, "tokens": tokens})
 
     def call(self, message: _Message) -> Call:
         """Return the call that a message of the model answers."""
@@ -416,21 +422,6 @@ class _Session:
             key=(self.name, message.row.label("id") or message.line),
             caller=self._file.path.parent.name if self._is_subagent else None,
         )
-
-
-def _check(row: Row) -> None:
-    """Raise BadFieldError for a message with a field of another type."""
-    calls, tokens = row.get("toolCalls"), row.get("tokens")
-    if calls is not None and not (
-        isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
-    ):
-        raise BadFieldError("toolCalls", f"a list of objects{actual(calls)}")
-    if tokens is not None and not isinstance(tokens, dict):
-        raise BadFieldError("tokens", f"an object with counts{actual(tokens)}")
-    for content in (row.get("content"), *(call.get("result") for call in calls or ())):
-        _parts(content)
-    row.label("model")
-    row.seconds("timestamp")
 
 
 def _times_of(row: Row) -> Iterator[float]:

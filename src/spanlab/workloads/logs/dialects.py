@@ -90,8 +90,10 @@ def _typed(block: Mapping[str, Any]) -> list[Block]:
                 "content": typed_blocks(content),
             }
         ]
+    if kind == "reasoningContent" and "reasoningText" in inner:
+        return [{"type": "thinking", "thinking": _inner_text(inner["reasoningText"])}]
     if kind == "reasoningContent":
-        return [_reasoning(inner)]
+        return [{"type": "redacted_thinking", "data": inner.get("redactedContent")}]
     if kind == "guardContent":
         return typed_blocks([inner if "text" not in inner else _text(_inner_text(inner["text"]))])  # type: ignore[no-any-return]
     if kind == "citationsContent":
@@ -101,12 +103,6 @@ def _typed(block: Mapping[str, Any]) -> list[Block]:
     if kind == "document":
         return [_document(inner)]
     return [{"type": kind, **inner} if "type" not in inner else {"type": kind, kind: inner}]
-
-
-def _reasoning(content: Mapping[str, Any]) -> Block:
-    if "reasoningText" in content:
-        return {"type": "thinking", "thinking": _inner_text(content["reasoningText"])}
-    return {"type": "redacted_thinking", "data": content.get("redactedContent")}
 
 
 def _inner_text(piece: Any) -> str:

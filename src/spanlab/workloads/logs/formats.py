@@ -590,21 +590,21 @@ def agent_sessions() -> LogFormat:
 @dataclass
 class _AgentSessionsSession:
     row: Row
-    name: str
     line: int
+
+    @property
+    def name(self) -> str:
+        """The session's id, or else its line."""
+        return str(self.row.fields.get("id", self.line))
 
 
 def _agent_sessions_read_entries(file: LogFile) -> Iterator[Entry]:
     """Yield the requests of all sessions by time; all sessions are in memory, because they are
     small."""
     file.notes.append(AGENT_SESSIONS_TOGETHER)
-    sessions = file.parsed(lambda item, number: _session(parse_object(item), number))
+    sessions = file.parsed(lambda item, number: _AgentSessionsSession(parse_object(item), number))
     entries = [entry for session in sessions for entry in _session_entries(session, file)]
     yield from sorted(entries, key=lambda entry: entry.at or 0.0)
-
-
-def _session(row: Row, line: int) -> _AgentSessionsSession:
-    return _AgentSessionsSession(row, str(row.fields.get("id", line)), line)
 
 
 def _session_entries(session: _AgentSessionsSession, file: LogFile) -> Iterator[Entry]:
@@ -625,8 +625,27 @@ def _session_entries(session: _AgentSessionsSession, file: LogFile) -> Iterator[
             keys = block_keys(row)
             if session.row.get("hash_id_scope") == "local":
                 keys = salt_keys(keys, session.name)
-            entry = _agent_sessions_entry(row, keys, size, session, clock if time is None else time)
-            yield replace(entry, wait=wait)
+            time = clock if time is None else time
+            tokens = row.count(*_OF_BLOCKS, default=len(keys) * size)
+            blocks = -(-tokens // size)
+            if len(keys) not in (blocks, tokens // size):
+                raise BadFieldError(
+                    "hash_ids", f"{blocks} ids for {tokens} tokens, not {len(keys)}"
+                )
+            lengths = block_lengths(tokens, size)
+            if len(keys) < len(lengths):  # a partial last block may have no id
+                last = hash_name((session.name, session.line, time, len(keys)))
+                keys = np.append(keys, np.int64(last))
+            yield Entry(
+                keys,
+                lengths,
+                session.line,
+                time,
+                row.count("out", "output_length", "output_tokens", default=0),
+                session.name,
+                wait=wait,
+                identity=identity_of(row) or identity_of(session.row),
+            )
             clock += row.duration("api_time", "duration") or 0.0
         except BadFieldError as error:
             file.refuse(session.line, f"requests[{index}].{error}")
@@ -642,19 +661,3 @@ def _requests(row: Row) -> Iterator[Row]:
             yield from _requests(request)
         else:
             yield request
-
-
-def _agent_sessions_entry(
-    row: Row, keys: Keys, size: int, session: _AgentSessionsSession, time: float
-) -> Entry:
-    """Return a request; a partial last block may have an id or none."""
-    tokens = row.count(*_OF_BLOCKS, default=len(keys) * size)
-    blocks = -(-tokens // size)
-    if len(keys) not in (blocks, tokens // size):
-        raise BadFieldError("hash_ids", f"{blocks} ids for {tokens} tokens, not {len(keys)}")
-    lengths = block_lengths(tokens, size)
-    if len(keys) < len(lengths):
-        keys = np.append(keys, np.int64(hash_name((session.name, session.line, time, len(keys)))))
-    output = row.count("out", "output_length", "output_tokens", default=0)
-    identity = identity_of(row) or identity_of(session.row)
-    return Entry(keys, lengths, session.line, time, output, session.name, identity=identity)

@@ -140,15 +140,9 @@ def _fields_of(event: Any, leave: Callable[[str], object]) -> Row | None:
         )
     if row.get("group_idx") is not None:
         row.count("group_idx")
-    if event["type"] == STORED:
-        _check_stored(row, hashes)
-    return row
-
-
-def _check_stored(row: Row, hashes: list[Any]) -> None:
-    parent = row.get("parent_block_hash")
-    extra = row.get("extra_keys")
-    tokens = row.get("token_ids")
+    if event["type"] != STORED:
+        return row
+    parent, extra = row.get("parent_block_hash"), row.get("extra_keys")
     if parent is not None and (not _is_hash(parent) or parent in hashes):
         raise BadFieldError(
             "parent_block_hash", f"the hash of another block, or null{actual(parent)}"
@@ -159,8 +153,9 @@ def _check_stored(row: Row, hashes: list[Any]) -> None:
         raise BadFieldError("extra_keys", f"one entry per block{actual(extra)}")
     row.count("block_size", least=1)
     row.label("session_id")
-    if tokens is not None:
+    if row.get("token_ids") is not None:
         row.counts("token_ids")
+    return row
 
 
 def _is_hash(value: Any) -> bool:

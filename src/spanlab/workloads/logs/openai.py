@@ -153,9 +153,12 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
         if streamed is not None and (usage := usage_in(streamed)) is not None:
             row = Row(row.fields | {"usage": usage})
         usage = usage_of(row)
-        if np.isnan(usage.prompt) and _failed_in_batch(row):
-            file.set_aside(FAILED_IN_BATCH)
-            return None
+        if np.isnan(usage.prompt):
+            # Vertex AI and Bedrock write failed requests of a batch beside the others
+            status = row.get("status") if "processed_time" in row.fields else None
+            if status or (row.get("modelInput") is not None and row.get("error") is not None):
+                file.set_aside(FAILED_IN_BATCH)
+                return None
         if has_server_tools(row):
             file.remark(SERVER_TOOLS)
         keys, lengths, opens, prompt = reader.pieces(body, is_line=not prefix, repeats=lines.shares)
@@ -185,12 +188,6 @@ def _bodies(reader: BodyReader, file: LogFile) -> Iterator[Entry]:
         )
 
     return file.parsed(parse)
-
-
-def _failed_in_batch(row: Row) -> bool:
-    """Return whether a line of a batch of Vertex AI or Bedrock says that its request failed."""
-    status = row.get("status") if "processed_time" in row.fields else None
-    return bool(status) or (row.get("modelInput") is not None and row.get("error") is not None)
 
 
 def _model_of_answer(row: Row) -> Identity:
@@ -479,38 +476,31 @@ def _requests(row: Row, file: LogFile) -> list[_Request]:
         usage = usage_of(Row({"usage": {"prompt_tokens": lengths[0]} | row.fields}))
         return [_Request(*lengths, row.seconds(*BENCH_TIMES), _moments_of(row), usage)]
     inputs, outputs = row.counts("input_lens").tolist(), row.counts("output_lens").tolist()
-    times = _start_times(row) or [None] * len(inputs)
+    times = row.get("start_times")  # some may be null
+    known = [time for time in times if time is not None] if isinstance(times, list) else times
+    if known is not None:
+        Row({"start_times": known}).numbers("start_times")
+    absent: list[Any] = [None] * len(inputs)
+    times = times or absent
     if not len(inputs) == len(outputs) == len(times):
         raise BadFieldError("input_lens", "as many as output_lens and start_times")
-    failed, moments = _failed(row, outputs), _moments_of_lists(row, times)
-    file.set_aside(FAILED, sum(failed))
-    requests = compress(
-        map(_Request, inputs, outputs, times, moments), [not fails for fails in failed]
-    )
-    return sorted(requests, key=lambda request: request.at or 0.0)
-
-
-def _failed(row: Row, outputs: list[int]) -> list[bool]:
-    """Return whether each request of a result failed: it has an error's text, or no output and a
-    first token at 0 s."""
-    absent = [None] * len(outputs)
     errors, waits = (
         absent if row.get(name) is None else row.get(name) for name in ("errors", "ttfts")
     )
     for name, values in (("errors", errors), ("ttfts", waits)):
         if not isinstance(values, list) or len(values) != len(outputs):
             raise BadFieldError(name, "a list, as long as output_lens")
-    of_request = zip(errors, waits, outputs, strict=True)
-    return [bool(error) or (wait == 0 and not output) for error, wait, output in of_request]
-
-
-def _start_times(row: Row) -> list[float | None]:
-    """Return the start times, of which some may be null; empty if the field is missing."""
-    times = row.get("start_times")
-    known = [time for time in times if time is not None] if isinstance(times, list) else times
-    if known is not None:
-        Row({"start_times": known}).numbers("start_times")
-    return times or []
+    # a failed request has an error's text, or no output and a first token at 0 s
+    failed = [
+        bool(error) or (wait == 0 and not output)
+        for error, wait, output in zip(errors, waits, outputs, strict=True)
+    ]
+    moments = _moments_of_lists(row, times)
+    file.set_aside(FAILED, sum(failed))
+    requests = compress(
+        map(_Request, inputs, outputs, times, moments), [not fails for fails in failed]
+    )
+    return sorted(requests, key=lambda request: request.at or 0.0)
 
 
 def _moments_of_lists(row: Row, times: list[float | None]) -> list[Moments]:

@@ -18,7 +18,7 @@ from typing import Any, overload
 import orjson
 
 from spanlab.workloads.files import write_atomically
-from spanlab.workloads.logs.bodies import Message, Opaque, Prompt, Rewrite
+from spanlab.workloads.logs.bodies import Opaque, Prompt, Rewrite
 from spanlab.workloads.logs.log import Log
 
 _BYTES_IN_MEMORY = 1 << 24  # of parts that were read last, as they stand in the file
@@ -171,30 +171,23 @@ def write_log(log: Log, rewrite: Rewrite, path: Path) -> int:
     def write(file: Any) -> None:
         for request in written:
             body = body_of(rewrite(prompts[request]), has_template=has_template)
-            file.write(orjson.dumps(_line(log, request, body), option=orjson.OPT_APPEND_NEWLINE))
+            line: dict[str, Any] = {}
+            if log.arrived_ns.any():
+                line["timestamp"] = int(log.arrived_ns[request]) / 1e9
+            if log.sessions is not None:
+                line["session_id"] = int(log.sessions[request])
+            if log.tenants is not None:
+                line["tenant"] = log.tenant_names[log.tenants[request]]
+            if log.identities is not None:
+                identity = log.identity_names[log.identities[request]]
+                body |= {_IDENTITY[name]: value for name, value in identity if name in _IDENTITY}
+            line["output_length"] = output = int(log.output_lens[request])
+            line["body"] = body | ({"max_tokens": output} if output else {})
+            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, write)
     return len(written)
-
-
-def _line(log: Log, request: int, body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with its time, session, tenant and cache identity."""
-    line: dict[str, Any] = {}
-    if log.arrived_ns.any():
-        line["timestamp"] = int(log.arrived_ns[request]) / 1e9
-    if log.sessions is not None:
-        line["session_id"] = int(log.sessions[request])
-    if log.tenants is not None:
-        line["tenant"] = log.tenant_names[log.tenants[request]]
-    if log.identities is not None:
-        identity = log.identity_names[log.identities[request]]
-        body |= {_IDENTITY[name]: value for name, value in identity if name in _IDENTITY}
-    output = int(log.output_lens[request])
-    return line | {
-        "output_length": output,
-        "body": body | ({"max_tokens": output} if output else {}),
-    }
 
 
 def body_of(prompt: Prompt, *, has_template: bool = False) -> dict[str, Any]:
@@ -211,7 +204,14 @@ def body_of(prompt: Prompt, *, has_template: bool = False) -> dict[str, Any]:
         apart = [message for message in prompt.messages if not message.role]
         if apart:
             body["system"] = [_block(block) for message in apart for block in message.blocks]
-        body["messages"] = [_message(message) for message in prompt.messages if message.role]
+        body["messages"] = []
+        for message in prompt.messages:
+            if not message.role:
+                continue
+            blocks = message.blocks
+            is_text = len(blocks) < 2 and all(isinstance(block, str) for block in blocks)
+            content = "".join(map(str, blocks)) if is_text else [_block(block) for block in blocks]
+            body["messages"].append({"role": message.role, "content": content, **message.fields})
     if prompt.tools:
         body["tools"] = list(prompt.tools)
     if prompt.documents:
@@ -225,13 +225,6 @@ def body_of(prompt: Prompt, *, has_template: bool = False) -> dict[str, Any]:
     if has_template and prompt.arguments:
         body["chat_template_kwargs"] = dict(prompt.arguments)
     return body
-
-
-def _message(message: Message) -> dict[str, Any]:
-    blocks = message.blocks
-    is_text = len(blocks) < 2 and all(isinstance(block, str) for block in blocks)
-    content = "".join(map(str, blocks)) if is_text else [_block(block) for block in blocks]
-    return {"role": message.role, "content": content, **message.fields}
 
 
 def _block(block: str | Opaque) -> Mapping[str, Any]:

@@ -39,7 +39,6 @@ from spanlab.workloads.logs import (  # noqa: F401 - register their formats
     vllm_events,
 )
 from spanlab.workloads.logs.bodies import Prompt, Rewrite
-from spanlab.workloads.logs.call_graph import After
 from spanlab.workloads.logs.formats import CONTENT, entries
 from spanlab.workloads.logs.log import (
     LONGEST_S,
@@ -572,7 +571,13 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
 
     not_reusable = np.zeros(len(longest), dtype=bool)
     waits = None if log.waits_ns is None else log.waits_ns[with_tokens].tolist()
-    after = None if log.after is None else _rows_awaited(log.after, with_tokens.tolist())
+    after: list[tuple[int, ...]] | None = None
+    if log.after is not None:  # requests without a prompt are no rows
+        row_of = {request: row for row, request in enumerate(with_tokens.tolist())}
+        after = [
+            tuple(row_of[other] for other in log.after[request] if other in row_of)
+            for request in row_of
+        ]
     more: dict[str, Any] = {
         "arrived_at": log.arrived_ns[with_tokens].tolist(),
         "waits_ns": waits,
@@ -611,13 +616,3 @@ def _runs_of(
         ends = np.searchsorted(runs, behind).tolist()
         for begin, end in zip([0, *ends], ends, strict=False):
             yield pairs[begin:end]
-
-
-def _rows_awaited(after: After, requests: list[int]) -> list[tuple[int, ...]]:
-    """Return the rows that each row waits for, from requests; those without a prompt are no
-    rows."""
-    numbers = {request: row for row, request in enumerate(requests)}
-    return [
-        tuple(numbers[other] for other in after[request] if other in numbers)
-        for request in requests
-    ]

@@ -399,10 +399,21 @@ def counted(usage: Any) -> Usage:
     if not isinstance(usage, dict):
         return NOT_REPORTED
     if any(name in usage for name in _GEMINI_PROMPT):
-        return _of_gemini(usage)
+        prompt, cached, of_tools = (
+            first_count(usage, *names) for names in (_GEMINI_PROMPT, _GEMINI_CACHED, _GEMINI_TOOLS)
+        )
+        return inclusive(prompt + np.nan_to_num(of_tools), float(np.nan_to_num(cached)))
     if any(name in usage for name in _BEDROCK_PROMPT) and "input_tokens" not in usage:
         return _of_bedrock(usage)
-    read, written = count_of(usage, "cache_read_input_tokens"), _created(usage)
+    read = count_of(usage, "cache_read_input_tokens")
+    written = count_of(usage, "cache_creation_input_tokens")
+    # Anthropic writes their sum, or those by the time that they stay
+    by_time = [
+        count_of(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens")
+        for time in ("5m", "1h")
+    ]
+    if known := [count for count in by_time if not np.isnan(count)]:
+        written = float(np.nanmax([written, sum(known)]))
     divided = [usage.get(f"{name}_tokens_details") for name in ("prompt", "input")]
     details = [count_of(counts, "cached_tokens") for counts in divided]
     others = [
@@ -433,18 +444,6 @@ def counted(usage: Any) -> Usage:
         )
         return Usage(prompt + sum(parts_of_prompt), read, written)
     return inclusive(prompt, cached, stored)
-
-
-def _created(usage: Mapping[str, Any]) -> float:
-    """Return tokens that Anthropic wrote into a cache: their sum, or the sum of those by the time
-    that they stay."""
-    total = count_of(usage, "cache_creation_input_tokens")
-    by_time = [
-        count_of(usage.get("cache_creation"), f"ephemeral_{time}_input_tokens")
-        for time in ("5m", "1h")
-    ]
-    known = [count for count in by_time if not np.isnan(count)]
-    return float(np.nanmax([total, sum(known)])) if known else total
 
 
 def inclusive(prompt: float, cached: float, created: float = np.nan) -> Usage:
@@ -488,13 +487,6 @@ _GEMINI_ANSWER = (
     "response_token_count",
 )
 _GEMINI_TOTAL = ("totalTokenCount", "total_token_count")
-
-
-def _of_gemini(usage: Mapping[str, Any]) -> Usage:
-    prompt, cached, of_tools = (
-        first_count(usage, *names) for names in (_GEMINI_PROMPT, _GEMINI_CACHED, _GEMINI_TOOLS)
-    )
-    return inclusive(prompt + np.nan_to_num(of_tools), float(np.nan_to_num(cached)))
 
 
 # ------------------------------------------------------------------------------

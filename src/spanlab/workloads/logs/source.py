@@ -608,7 +608,15 @@ def csv_rows(
 
     def read_rows(file: LogFile) -> Iterator[T]:
         lines = file.lines()
-        names = _header(file, *next(lines), columns)
+        first, header = next(lines)
+        # a bad header is an error even if bad lines are skipped
+        try:
+            names = _cells(header)
+            for name in columns:
+                if names.count(name) > 1:
+                    raise BadFieldError("line", f"one column {name}, not {names.count(name)}")
+        except BadFieldError as error:
+            raise ValueError(f"{file.path}:{first}: {error}") from error
 
         def parse_line(line: bytes, number: int) -> T:
             values = _cells(line)
@@ -619,18 +627,6 @@ def csv_rows(
         yield from file.parsed(parse_line, lines)
 
     return read_rows
-
-
-def _header(file: LogFile, number: int, line: bytes, columns: tuple[str, ...]) -> list[str]:
-    """Return the column names; a bad header is an error even if bad lines are skipped."""
-    try:
-        names = _cells(line)
-        for name in columns:
-            if names.count(name) > 1:
-                raise BadFieldError("line", f"one column {name}, not {names.count(name)}")
-    except BadFieldError as error:
-        raise ValueError(f"{file.path}:{number}: {error}") from error
-    return names
 
 
 def _cells(line: bytes) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,34 +125,27 @@ def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[E
         tree.close()
         # the second reading counts bad lines, so those of the first are forgotten
         file.start_over()
-        requests = _Requests(file, tree, around).entries(spans_of)
-        yield from _with_waits(
-            requests
-            if tree.is_sorted
-            else iter(sorted(requests, key=lambda entry: entry.at or 0.0))
-        )
+        requests: Iterable[Entry] = _Requests(file, tree, around).entries(spans_of)
+        if not tree.is_sorted:
+            requests = sorted(requests, key=lambda entry: entry.at or 0.0)
+        # the wait since the latest call of the session that had ended
+        ended: dict[Any, float] = {}
+        running: dict[Any, list[float]] = {}
+        for entry in requests:
+            if entry.at is not None and entry.session is not None:
+                ends = running.setdefault(entry.session, [])
+                while ends and ends[0] <= entry.at:
+                    ended[entry.session] = heapq.heappop(ends)
+                entry.wait = entry.at - ended.get(entry.session, entry.at)
+                if not np.isnan(entry.moments.last_token):
+                    heapq.heappush(ends, entry.moments.last_token)
+            yield entry
 
     return entries
 
 
 def _ignore(problem: str) -> None:
     """Pass over a span with an invalid field, which the second reading names."""
-
-
-def _with_waits(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Yield requests in order of time with the wait since the latest call of their session that had
-    ended."""
-    ended: dict[Any, float] = {}
-    running: dict[Any, list[float]] = {}
-    for entry in entries:
-        if entry.at is not None and entry.session is not None:
-            ends = running.setdefault(entry.session, [])
-            while ends and ends[0] <= entry.at:
-                ended[entry.session] = heapq.heappop(ends)
-            entry.wait = entry.at - ended.get(entry.session, entry.at)
-            if not np.isnan(entry.moments.last_token):
-                heapq.heappush(ends, entry.moments.last_token)
-        yield entry
 
 
 class _Requests:

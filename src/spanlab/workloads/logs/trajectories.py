@@ -300,7 +300,14 @@ def _mini_calls(row: Row, file: LogFile) -> Iterator[_Call]:
     /v1/responses."""
     messages = _objects(row.get("messages"), "messages")
     if not any(message.get("object") == "response" for message in messages):
-        yield from _timed(_answers(messages, "messages", file), messages)
+        times = list(map(_time_of, messages))
+        for call in _answers(messages, "messages", file):
+            # a call begins at the time of the message before it, where messages have times
+            index = len(call.body["messages"]) - 1
+            before = times[index] if index < len(times) else None
+            if call.at is not None and before is not None:
+                call.at = min(call.at, before)
+            yield call
         return
     items: list[dict[str, Any]] = []
     for message in messages:
@@ -320,17 +327,6 @@ def _mini_calls(row: Row, file: LogFile) -> Iterator[_Call]:
         )
         yield replace(call, body={"input": list(items)})
         items.extend(output)
-
-
-def _timed(calls: Iterator[_Call], messages: list[dict[str, Any]]) -> Iterator[_Call]:
-    """Yield calls that begin at the time of the message before them, where messages have times."""
-    known = list(map(_time_of, messages))
-    for call in calls:
-        index = len(call.body["messages"]) - 1
-        before = known[index] if index < len(known) else None
-        if call.at is not None and before is not None:
-            call.at = min(call.at, before)
-        yield call
 
 
 def _time_of(message: dict[str, Any]) -> float | None:

@@ -316,7 +316,16 @@ class _Cache:
         parent = (
             None if parent_hash is None else self.known.get(parent_hash, _number_of(parent_hash))
         )
-        blocks = self._blocks(hashes, extra, parent)
+        blocks: list[int] = []
+        above = parent
+        for name, keys in zip_longest(hashes, extra):
+            block = _number_of(name)
+            # extra keys, as of images, change a block and all that follow
+            if keys or above in self.marked:
+                block = hash_name((name, keys, above))
+                self.marked.add(block)
+            blocks.append(block)
+            above = block
         if parent is not None and parent not in self.parents:
             self.awaited.add(parent)
         if self.awaited.intersection(blocks) and set(blocks).intersection(self._chain_to(parent)):
@@ -340,19 +349,6 @@ class _Cache:
         prompt.stored += 0 if reused else size * len(blocks)
         self.ends[prompt.last] = prompt
         self.latest = prompt.last
-
-    def _blocks(self, hashes: list[Any], extra_keys: list[Any], parent: int | None) -> list[int]:
-        """Return blocks as numbers; extra keys, as of images, change a block and all that
-        follow."""
-        blocks = []
-        for name, extra_key in zip_longest(hashes, extra_keys):
-            block = _number_of(name)
-            if extra_key or parent in self.marked:
-                block = hash_name((name, extra_key, parent))
-                self.marked.add(block)
-            blocks.append(block)
-            parent = block
-        return blocks
 
     def entries(self, file: LogFile) -> Iterator[Entry]:
         """Yield the prompts, with the tokens that the server found where all blocks are known."""
