@@ -113,3 +113,21 @@ def test_one_state_is_enough_within_one_block():
         2,
     )
     assert reused(serve_waves(policy, [[request(0, range(2), 3)]])) == {0: 0}
+
+
+def test_an_eviction_that_is_owed_loses_no_block_of_an_equal_run():
+    """The owed eviction cuts the free run of a prompt, and with it the equal run that is released next."""
+    policy = make_policy(blocks=8)
+    first, second, other = (
+        policy.allocate(policy.match(request(number, tokens, 8), 0), 0)
+        for number, tokens in enumerate([range(12), range(12), range(50, 54)])
+    )
+    for allocation, stop in ((first, 12), (second, 12), (other, 4)):
+        assert policy.append(allocation, 0, stop)
+    policy.free(first, 1)
+    for stop in range(5, 11):  # one block more than are blank
+        assert policy.append(other, stop - 1, stop)
+    policy.free(second, 2)
+    policy.free(other, 3)
+    policy.check()
+    assert policy.store.pool.num_free == 8

@@ -153,6 +153,7 @@ class AttentionBlocks:
         return range(start, stop)
 
     def release(self, table: BlockTable) -> None:
+        self.pool.evict_owed()
         blank, runs = table.length - table.num_visited, table.runs()
         # no lookup finds it, but it waits for its eviction like a full block
         if table.tail is not None:

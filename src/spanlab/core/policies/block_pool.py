@@ -257,7 +257,7 @@ class BlockPool:
     def find(self, group: int, digest: int) -> Run | None:
         """Return the first published run that begins with a digest, else a block of a lower tier;
         None without one."""
-        self._evict_owed()
+        self.evict_owed()
         run = self._runs[group].get(digest)
         if run is not None and run.stored:
             return run
@@ -278,7 +278,7 @@ class BlockPool:
     def count_behind(self, group: int, digests: Digests, start: int, stop: int) -> tuple[int, int]:
         """Return how many digests in `[start, stop)` have a block, and how many lost it and were
         not missed since."""
-        self._evict_owed()
+        self.evict_owed()
         present = evicted = at = 0
         runs = self._runs[group]
         while at < stop:
@@ -299,7 +299,7 @@ class BlockPool:
 
     def miss(self, group: int, digests: Digests, start: int) -> None:
         """Note that a request misses the evicted blocks of the digests from `start` on."""
-        self._evict_owed()
+        self.evict_owed()
         at, runs = 0, self._runs[group]
         while at < len(digests):
             run, count = runs.get(digests[at]), 1
@@ -341,8 +341,9 @@ class BlockPool:
         self._blank -= blank
         return count - blank
 
-    def _evict_owed(self) -> None:
-        """Evict what `take_later` allocated."""
+    def evict_owed(self) -> None:
+        """Evict what `take_later` allocated; a list of runs that is made before may lack what this
+        cuts."""
         if self._num_owed:
             owed, self._num_owed = self._num_owed, 0
             self.num_evicted[0] -= owed
@@ -350,7 +351,7 @@ class BlockPool:
 
     def _evict_first(self, count: int) -> None:
         """Evict the first `count` free published blocks."""
-        self._evict_owed()
+        self.evict_owed()
         while count:
             run = self._ends.behind
             assert run is not None and run is not self._ends, (
@@ -459,7 +460,7 @@ class BlockPool:
 
         Blocks of a lower tier are published one by one, for it knows them by their keys.
         """
-        self._evict_owed()
+        self.evict_owed()
         at, runs = table.num_visited, self._runs[group]
         self.num_published[group] += stop - at
         table.separate_last()
@@ -559,7 +560,7 @@ class BlockPool:
 
     def use(self, prefix: Prefix) -> None:
         """Add one reference to each block of a prefix; null blocks are not counted."""
-        self._evict_owed()
+        self.evict_owed()
         start = 0
         for run in prefix.runs:
             if start + len(run) > prefix.count:
@@ -576,7 +577,7 @@ class BlockPool:
     def free(self, runs: Iterable[Run]) -> None:
         """Drop one reference to each block; published ones without references join the queue in
         this order."""
-        self._evict_owed()
+        self.evict_owed()
         for run in runs:
             if run is NULL_BLOCK:
                 continue
@@ -601,7 +602,7 @@ class BlockPool:
     def waiting(self) -> Iterator[BlockKey]:
         """Return an iterator over the keys of published blocks without references, in order of
         eviction."""
-        self._evict_owed()
+        self.evict_owed()
         run = self._ends.behind
         while run is not None and run is not self._ends:
             for digest in reversed(run.digests):
@@ -610,7 +611,7 @@ class BlockPool:
 
     def check(self) -> None:
         """Verify the counts and the queue by recounting; slow, for tests."""
-        self._evict_owed()
+        self.evict_owed()
         published = [run for first in self._runs.values() for run in first.values() if run.stored]
         for key, copies in self._copies.items():
             assert all(
