@@ -227,9 +227,10 @@ def calls_of(
     is_counted = bool(2 * np.sum(_has_counts(facts)[shown]) >= len(shown))
     # the seconds since the longest earlier prefix of each prompt was used; infinite without one
     ages = np.full(log.requests, np.inf)
-    gaps = gaps_s(facts.paths, log.arrived_ns)
-    again = np.flatnonzero(np.isfinite(gaps))
-    ages[facts.paths.owner[again]] = gaps[again]  # the last one of each request counts
+    if is_counted:  # no other parts of a call depend on them
+        gaps = gaps_s(facts.paths, log.arrived_ns)
+        again = np.flatnonzero(np.isfinite(gaps))
+        ages[facts.paths.owner[again]] = gaps[again]  # the last one of each request counts
     ttl_s = None if fitted is None else fitted["longest_s"]
     usage, calls = log.usage, []
     for index, request in enumerate(shown.tolist()):

@@ -264,6 +264,8 @@ def _read_log(study: Study, log: Log, sums: Sums | None) -> Input:
         )
     fitted, facts = runs[0], server_of(study, runs[0].described)
     check_memory(fitted.log, facts.memory, path)
+    if not options.predict:
+        return Input(fitted.log, facts, fitted)
     # other servers have another memory: what describes that of the fitted run's does not count
     settings = replace(options, num_gpu_blocks=None, prefix_caching=None, async_scheduling=None)
     (arm,) = study.chosen()

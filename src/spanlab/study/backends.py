@@ -12,7 +12,7 @@ from collections.abc import Sequence as Ordered
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spanlab.build import (
     build_engine,
@@ -36,9 +36,6 @@ from spanlab.study.machine import FixedStep, record_reading, release_memory
 from spanlab.study.numbers import read_outputs
 from spanlab.study.real_server import RemoteServer
 from spanlab_sim.run import Run, RunSpec, modelled
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextmanager

@@ -139,8 +139,8 @@ def _(policy: BlockPolicy) -> Storage:
 
 
 T = TypeVar("T")
-IN_SECONDS = ("least_ttft_s", "ttft_regret_s")
-UNBOUNDED = ("offline_tokens", "offline_methods", "regret_points", *IN_SECONDS)
+_IN_SECONDS = ("least_ttft_s", "ttft_regret_s")
+UNBOUNDED = ("offline_tokens", "offline_methods", "regret_points", *_IN_SECONDS)
 
 
 class BoundCrossedError(ValueError):
@@ -200,7 +200,7 @@ class StudyBounds:
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
         regret = 100.0 * (total["offline_tokens"] - reused) / prompt
-        least, seconds = total.pop("least_ttft_ns", None), dict.fromkeys(IN_SECONDS)
+        least, seconds = total.pop("least_ttft_ns", None), dict.fromkeys(_IN_SECONDS)
         if least is not None:  # a sum over requests
             requests, ns = len(counted["seed"]), whole_ns(counted)
             if ns < least:

@@ -38,8 +38,6 @@ from spanlab.study.numbers import ArmFiles, Columns, select
 AA_LIMIT = 0.10  # of the spread of A/A ratios
 DRIFT_LIMIT = 0.10  # of the fixed step's time
 STEAL_LIMIT = 0.05  # of all processor time
-# of the load average per core: a run that uses every core makes 1 by itself, and its watcher little more
-LOAD_LIMIT = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,8 @@ class Noise:
             )
         if self.drift is not None and self.drift > DRIFT_LIMIT and not self.alternates:
             reasons.append(f"a fixed step drifted by {self.drift:.0%} (limit {DRIFT_LIMIT:.0%})")
-        if self.load is not None and self.load > LOAD_LIMIT * self.cores:
-            limit = f"limit {LOAD_LIMIT * self.cores:.1f} on {self.cores} cores"
-            reasons.append(f"load average {self.load:.1f} ({limit})")
+        if self.load is not None and self.load > self.cores:
+            reasons.append(f"load average {self.load:.1f} (limit {self.cores} cores)")
         if self.steal is not None and self.steal > STEAL_LIMIT:
             reasons.append(f"stolen processor time {self.steal:.0%} (limit {STEAL_LIMIT:.0%})")
         return reasons
@@ -150,12 +147,8 @@ class Noise:
             "steal": self.steal,
             "cores": self.cores,
             "noisy": bool(self.reasons()),
-            "limits": {
-                "aa_spread": AA_LIMIT,
-                "step_drift": DRIFT_LIMIT,
-                "load_average": LOAD_LIMIT * self.cores,
-                "steal": STEAL_LIMIT,
-            },
+            "limits": {"aa_spread": AA_LIMIT, "step_drift": DRIFT_LIMIT, "load_average": self.cores}
+            | {"steal": STEAL_LIMIT},
         }
 
 

@@ -153,7 +153,7 @@ class AttentionBlocks:
         return range(start, stop)
 
     def release(self, table: BlockTable) -> None:
-        self.pool.evict_owed()
+        self.pool.evict_owed()  # which may cut the runs that are listed now
         blank, runs = table.length - table.num_visited, table.runs()
         # no lookup finds it, but it waits for its eviction like a full block
         if table.tail is not None:

@@ -342,8 +342,8 @@ class BlockPool:
         return count - blank
 
     def evict_owed(self) -> None:
-        """Evict what `take_later` allocated; a list of runs that is made before may lack what this
-        cuts."""
+        """Evict what `take_later` allocated; call it before the runs of a table are listed, for it
+        may cut them."""
         if self._num_owed:
             owed, self._num_owed = self._num_owed, 0
             self.num_evicted[0] -= owed
