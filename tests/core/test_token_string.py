@@ -42,7 +42,13 @@ def test_cuts_and_keys_are_those_of_the_list(string, data):
     assert len(string.cut(start, stop)) == max(0, stop - start)
     if start < len(string):
         assert string.key(start, 1) == ids(string)[start]
-    assert string.key(start, 3) == np.array(ids(string)[start : start + 3], np.int32).tobytes()
+
+
+@given(strings(), strings(), st.integers(2, 4), st.data())
+def test_keys_are_equal_where_tokens_are(a, b, length, data):
+    start, other = data.draw(st.tuples(st.integers(0, len(a)), st.integers(0, len(b))))
+    equal = ids(a)[start : start + length] == ids(b)[other : other + length]
+    assert (a.key(start, length) == b.key(other, length)) == equal
 
 
 @given(strings(), strings())

@@ -209,7 +209,7 @@ def chunk_of(sequence: ScheduledSequence, index: int, computed: int, take: int) 
 Ends = Ordered[int] | NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a frozen one takes longer to construct
 class StepResult:
     """The result of a step.
 

@@ -66,6 +66,20 @@ def _array(ids: TokenIds, start: int, stop: int) -> Tokens:
     return ids.array(start, stop) if isinstance(ids, IdRun) else ids[start:stop]
 
 
+def _key_of(ids: Tokens) -> TokenKey:
+    """Return the key of at least two ids: a number where they could be an `IdRun`, else bytes, four
+    each.
+
+    Bytes of long runs would take longer to make and to look up than all else that a match does.
+    """
+    first, distance = ids.item(0), ids.item(-1) - ids.item(0)
+    if distance in (0, len(ids) - 1):
+        step = int(distance > 0)
+        if (ids == IdRun(first, len(ids), step).array(0, len(ids))).all():
+            return 2 * first + step
+    return ids.tobytes()
+
+
 class BlockWeights:
     """Odd random numbers, one for each position in a block, and two sums over them, modulo 2^64.
 
@@ -122,19 +136,20 @@ class TokenString:
         return TokenString(self.arrays[first : last + 1], (*ends, stop - start), tuple(shifts))
 
     def key(self, start: int, length: int) -> TokenKey:
-        """Return up to `length` tokens from `start` on as a key: their ids as bytes, four each; for a
-        length of 1, the id."""
+        """Return up to `length` tokens from `start` on as a key, equal where their number and ids
+        are; for a length of 1, the id."""
         number = bisect_right(self.ends, start)
         if number < len(self.ends) and start + length <= self.ends[number]:
             index, array = self.shifts[number] + start, self.arrays[number]
-            if length > 1:
-                return _array(array, index, index + length).tobytes()
-            # a tree of single tokens makes a key in every match, and bytes take seven times as long
             if isinstance(array, IdRun):
-                return array.first + index * array.step
-            item: int = array.item(index)
-            return item
-        return self.cut(start, min(start + length, len(self))).tobytes()
+                first = array.first + index * array.step
+                return first if length == 1 else 2 * first + array.step
+            if length == 1:
+                item: int = array.item(index)
+                return item
+            return _key_of(array[index : index + length])
+        rest = self.cut(start, min(start + length, len(self)))
+        return rest.tobytes() if len(rest) < length else _key_of(rest.array())
 
     def tobytes(self) -> bytes:
         """All ids as bytes; four each, in the machine's order."""

@@ -40,18 +40,21 @@ from spanlab_sim.run import Run, RunSpec, modelled
 
 @contextmanager
 def _infrequent_gc() -> Iterator[None]:
-    """Collect garbage every 200,000 allocations instead of 700, and only among objects of the run.
+    """Collect garbage every million allocations instead of 700, and only among objects of the run.
 
     A simulation allocates trees, which stay alive; older objects, such as the requests, stay alive
     longer.
     """
     usual = gc.get_threshold()
-    gc.set_threshold(200_000, *usual[1:])
+    gc.set_threshold(1_000_000, *usual[1:])
     gc.freeze()
     try:
         yield
     finally:
-        gc.collect()  # the trees of the run, whose nodes refer to each other, before the bounds need the memory
+        # The trees of a run, whose nodes refer to each other, before the bounds need the memory;
+        # those of small runs wait, since freeing them takes longer than they are worth.
+        if gc.get_count()[1]:
+            gc.collect()
         gc.unfreeze()
         gc.set_threshold(*usual)
 

@@ -52,7 +52,8 @@ class PathNames:
         """The name of a node in the tree."""
         assert node.parent is not None, "a node is named while it is in the tree"
         key = node.key
-        first = key if isinstance(key, bytes) else key.to_bytes(4, "little", signed=True)
+        # 9 bytes: those of blocks are a multiple of 4
+        first = key if isinstance(key, bytes) else key.to_bytes(9, "little", signed=True)
         return self._path_digest(node.parent).digest() + first
 
     def of_state(self, state: State) -> bytes:

@@ -83,6 +83,7 @@ class BlockAllocation:
 
     `captures`  positions of the states that the last extension published
     `captured`  number of published states in total
+    `reserved`  tokens for which it has blocks in all groups
     `room`      tokens up to which `append` does nothing; 0 where it always does something, or steps
                 are planned ahead
     `begun`     start position of the last step, where steps are planned ahead
@@ -99,15 +100,12 @@ class BlockAllocation:
     captured: int = 0
     captured_maps: int = 0
     loading: bool = False
+    reserved: int = 0
     room: int = 0
     begun: int = 0
     step: int = -1
     loads_state: bool = False
     alone_from: int = UNLIMITED
-
-    def held(self, groups: Sequence[BlockGroup]) -> int:
-        """Return the tokens for which it has blocks in all groups."""
-        return min([group.held(table) for group, table in zip(groups, self.tables, strict=True)])
 
 
 # ------------------------------------------------------------------------------
@@ -647,6 +645,12 @@ class BlockPolicy:
             return False
         for group, table, count in zip(self._groups, allocation.tables, tokens, strict=True):
             group.extend(table, count)
+        allocation.reserved = min(
+            [
+                group.held(table)
+                for group, table in zip(self._groups, allocation.tables, strict=True)
+            ]
+        )
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
         self._publish(allocation, stop - (decodes and num_computed < start))
@@ -679,8 +683,9 @@ class BlockPolicy:
             else:
                 chain = self._matcher.chain(allocation.plan.request)
                 pool.publish(0, table, chain.digests_to(stop), full, chain.source(stop))
-        room, unpublished = table.length * size, (table.num_visited + 1) * size - 1
-        allocation.room = room if room < unpublished else unpublished
+        reserved, unpublished = table.length * size, (table.num_visited + 1) * size - 1
+        allocation.reserved = reserved
+        allocation.room = reserved if reserved < unpublished else unpublished
         return True
 
     def _publish(self, allocation: BlockAllocation, stop: int, known: int | None = None) -> None:
@@ -761,11 +766,10 @@ class BlockPolicy:
             return free // (per_request * count) * unit
         # Not enough for all: the requests take blocks in the order in which their last ones are
         # full.
-        pairs = zip(batch.allocations(), batch.starts(), strict=True)
-        rooms: list[int] = sorted(
-            [allocation.held(self._groups) - start for allocation, start in pairs]
+        fulls: list[int] = sorted(
+            [allocation.reserved - base for allocation, base in batch.members.values()]
         )
-        return max(0, min(unit, rooms[free // per_request]))
+        return max(0, min(unit, fulls[free // per_request] - batch.steps))
 
     def futile_steps(self, request: Request, batch: DecodeBatch) -> int:
         """Return the steps before decoding publishes a block or frees one, and `UNLIMITED` where

@@ -70,7 +70,7 @@ class ChunkPolicy(BlockPolicy):
         """Allocate and publish as a pool does; behind its prompt, a request only needs blocks."""
         granted = super().append(allocation, start, stop, drafts)
         if granted and stop > allocation.plan.prompt and not self.blocks.ahead:
-            allocation.room = max(allocation.room, allocation.held(self._groups))
+            allocation.room = max(allocation.room, allocation.reserved)
         return granted
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:

@@ -529,16 +529,29 @@ class TreePolicy:
     def repeat(self, batch: DecodeBatch, times: int, before: BeforeChange = unnoticed) -> None:
         """Reserve `times` more tokens for each allocation, at once where nothing is evicted for
         them."""
-        allocations, starts = batch.allocations(), batch.starts()
-        allocation: TreeAllocation
         # tokens of each allocation that are reserved already
-        token_bytes, slack = self.store.token_bytes, []
-        for index, allocation in enumerate(allocations):
-            slack.append(allocation.reserved_to - starts[index])
-            missing = starts[index] + times - allocation.reserved_to
-            if missing > 0:
-                allocation.kv_bytes += missing * token_bytes
-                allocation.reserved_to += missing
+        token_bytes, slack, needed = self.store.token_bytes, list[int](), 0
+        allocation: TreeAllocation
+        for allocation, base in batch.members.values():
+            spare = allocation.reserved_to - base - batch.steps
+            slack.append(spare)
+            if spare < times:
+                needed += times - spare
+                allocation.kv_bytes += (times - spare) * token_bytes
+                allocation.reserved_to += times - spare
+        if needed * token_bytes <= self.store.free_bytes():
+            granted = self.store.reserve(needed * token_bytes, 0)
+            assert granted, "that many bytes are free"
+        else:
+            self._reserve_stepwise(slack, times, before)
+        if self.rules.progress is not None:
+            for allocation, base in batch.members.values():
+                start = base + batch.steps
+                self._states.follow(allocation, start, start + times)
+
+    def _reserve_stepwise(self, slack: list[int], times: int, before: BeforeChange) -> None:
+        """Reserve the tokens of `times` steps, at once up to each step that evicts."""
+        token_bytes = self.store.token_bytes
         done, reserved = 0, 0
         while done < times:
             fitting = self._steps_without_eviction(slack, reserved, times)
@@ -549,9 +562,6 @@ class TreePolicy:
             granted = self.store.reserve((total - reserved) * token_bytes, 0)
             assert granted, "more steps were scheduled than memory allows"
             reserved = total
-        if self.rules.progress is not None:
-            for index, allocation in enumerate(allocations):
-                self._states.follow(allocation, starts[index], starts[index] + times)
 
     def _steps_without_eviction(self, slack: list[int], reserved: int, times: int) -> int:
         """Return the most steps, up to `times`, whose tokens beside `reserved` ones fit into free
