@@ -33,7 +33,7 @@ VARIABLE = "SPANLAB_COMPILED"
 # implement; and files that register named things or hold settings, whose signatures and fields are
 # read.
 _CORE = (
-    "ahead ledger plan scheduler step store token_string tree "
+    "ahead ledger plan scheduler step store token_string tree eviction/scores "
     "policies/block_groups policies/block_pool policies/blocks policies/chunks policies/sequences policies/slots "
     "policies/tree policies/tree_variants"
 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spanlab.core.eviction import EvictionFacts, EvictionRules, Future
 from spanlab.core.eviction.orders import Chain, PathNames
-from spanlab.core.eviction.value import ALPHAS, Replay
+from spanlab.core.eviction.scores import ALPHAS, Replay
 from spanlab.core.placement import balanced
 from spanlab.core.store import recount
 from spanlab.core.token_string import string_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spanlab.core.eviction.value import WIDTHS, ReuseClass, ReuseRates, index_of, interval_of
+from spanlab.core.eviction.scores import WIDTHS, ReuseClass, ReuseRates, index_of, interval_of
 from spanlab.core.store import recount
 
 from .factories import KV, STATE, at, make_budget, make_policy, make_request

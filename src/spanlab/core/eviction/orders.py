@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from spanlab.core.request import Budget, Moment, Request
 from spanlab.core.token_string import TokenString
@@ -29,10 +29,6 @@ from spanlab.core.tree import (
 )
 from spanlab.model_spec import Cost, CostOf, in_tokens
 from spanlab.registry import Registry
-
-if TYPE_CHECKING:
-    pass
-
 
 # ------------------------------------------------------------------------------
 # Names of entries, the same when an entry is evicted and stored again.
@@ -366,10 +362,15 @@ class EvictionFacts:
         """Cost of computing tokens."""
         return self.rules.cost(self.default_cost)
 
+    @cached_property
+    def work(self) -> Callable[[int, int], float]:
+        """The same for one pair of positions, remembered: an order reads it at each eviction."""
+        return lru_cache(_COSTS)(self.cost)
+
     @property
     def leaves(self) -> Kind[Node]:
         """KV at the ends of paths."""
-        token_bytes, work = self.token_bytes, self.cost
+        token_bytes, work = self.token_bytes, self.work
         return Kind(
             leaf_may_leave,
             lambda node: (node.depth - node.start) * token_bytes,
@@ -381,7 +382,7 @@ class EvictionFacts:
     @property
     def states(self) -> Kind[State]:
         """Recurrent states; a state is recomputed from the next one above it."""
-        work = self.cost
+        work = self.work
 
         def recompute_cost(state: State) -> float:
             above = state.node.deepest_state(state.position - 1) if state.node is not None else None
@@ -401,6 +402,8 @@ class EvictionFacts:
         self.tree.watchers.append(leaves)
         return leaves
 
+
+_COSTS = 1 << 16  # costs that are remembered
 
 #: `facts` are the `EvictionFacts` of the store.
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))
