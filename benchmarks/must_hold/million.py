@@ -10,6 +10,7 @@ is the kernel's. Writes `million.json` beside this file.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -62,6 +63,7 @@ def repeated(rows: list[dict[str, object]]) -> Iterator[dict[str, object]]:
 
 def once(log: str, keys: list[str]) -> dict[str, Any]:
     """Serve the log in this process."""
+    gc.set_threshold(1_000_000)  # as the console script does
     study = compose("config", [*KEYS, f"+workload.path={log}", *keys])
     began = time.process_time()
     with TemporaryDirectory() as folder:
