@@ -57,8 +57,10 @@ class Gdsf(Generic[RankedT]):
 
     def __init__(self, kind: Kind[RankedT], clock: Clock) -> None:
         self._kind, self._clock = kind, clock
-        self._queue = EvictionQueue(self._rank, kind.may_leave)
         self._value: dict[RankedT, float] = {}
+        self._queue: EvictionQueue[RankedT] = EvictionQueue(
+            lambda item: (self._value.get(item, 0.0), item.serial), kind.may_leave
+        )
 
     def add(self, items: Sequence[RankedT]) -> None:
         for item in items:
@@ -87,9 +89,6 @@ class Gdsf(Generic[RankedT]):
     def _value_now(self, item: RankedT) -> float:
         saved = self._kind.work(item) / max(1, self._kind.num_bytes(item))
         return self._clock.value + (item.uses + 1) * saved
-
-    def _rank(self, item: RankedT) -> Key:
-        return self._value.get(item, 0.0), item.serial
 
 
 # ------------------------------------------------------------------------------
@@ -120,13 +119,9 @@ def segment_length(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
     """
     return both(
         replace(facts, default_cost="tokens"),
-        lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha),
+        # entries of size one, so that work is not divided by bytes
+        lambda kind: Marconi(replace(kind, num_bytes=lambda item: 1), alpha),
     )
-
-
-def _unit_size(item: object) -> int:
-    """A size of one for every entry, so that work is not divided by bytes."""
-    return 1
 
 
 class Marconi(Generic[RankedT]):
@@ -163,18 +158,15 @@ class Marconi(Generic[RankedT]):
         self._free = dict.fromkeys(candidates)
         if not candidates:
             return None
-        scores = self._scores(candidates)
+        used = np.array([item.used for item in candidates], dtype=np.float64)
+        saved = np.array(
+            [self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in candidates]
+        )
+        scores = _scaled(1.0 / (used.max() - used + 1.0)) + self.alpha * _scaled(saved)
         score, _, item = min(
             zip(scores.tolist(), [item.serial for item in candidates], candidates, strict=True)
         )
         return (score, item.serial), item
-
-    def _scores(self, items: list[RankedT]) -> NDArray[np.float64]:
-        used = np.array([item.used for item in items], dtype=np.float64)
-        saved = np.array(
-            [self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in items]
-        )
-        return _scaled(1.0 / (used.max() - used + 1.0)) + self.alpha * _scaled(saved)
 
 
 def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -270,7 +262,19 @@ class Replay:
             root, tokens, min(matched, len(tokens) - 1) // size * size, self._tick()
         )
         self._use(match_node)
-        if self._make_room(reused, len(tokens) - reused.depth):
+        missing = len(tokens) - reused.depth
+        # evict leaves outside the reused path, until the missing tokens fit or no leaf is left
+        for node in reused.path():
+            node.locks += 1
+        victim = self._victim(missing)
+        while victim is not None:
+            self._leaves.removed(victim)
+            self._leaves.offer(tree.remove(victim))
+            victim = self._victim(missing)
+        for node in reused.path():
+            node.locks -= 1
+        self._leaves.offer(reused)
+        if tree.num_tokens + missing <= self._max_tokens:
             end = tree.extend(reused, tokens, len(tokens) // size * size, self._tick())
             self._leaves.add([end])
             self._use(end)
@@ -284,21 +288,6 @@ class Replay:
         now = self._tick()
         for node in end.path():
             node.used = now
-
-    def _make_room(self, reused: Node, tokens: int) -> bool:
-        """Evict leaves outside the reused path until `tokens` more fit; return False where they
-        cannot fit."""
-        for node in reused.path():
-            node.locks += 1
-        victim = self._victim(tokens)
-        while victim is not None:
-            self._leaves.removed(victim)
-            self._leaves.offer(self._tree.remove(victim))
-            victim = self._victim(tokens)
-        for node in reused.path():
-            node.locks -= 1
-        self._leaves.offer(reused)
-        return self._tree.num_tokens + tokens <= self._max_tokens
 
     def _victim(self, tokens: int) -> Node | None:
         if self._tree.num_tokens + tokens <= self._max_tokens:

@@ -24,7 +24,6 @@ from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tiers import Key, Load, LoadNote, Tiers, overlapped
-from spanlab.core.tree import State
 from spanlab.records import NS, Record, RunRow
 
 # ------------------------------------------------------------------------------
@@ -391,20 +390,13 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         super().__init__(tree, tiers, steps)
         self._names = PathNames()
         tree.store.tree.watchers.append(self._names)
-        tree.store.on_stored, tree.store.before_drop = self._stored, self._leaving
+        tree.store.on_stored = lambda state: tiers.published(self._names.of_state(state))
+        tree.store.before_drop = lambda state: tiers.evicted(self._names.of_state(state))
         self._waiting: dict[Load, WaitingRequest] = {}
 
     @property
     def store(self) -> Store:
         return self._policy.store
-
-    # -- callbacks of the store --------------------------------------------------------------------
-
-    def _stored(self, state: State) -> None:
-        self.tiers.published(self._names.of_state(state))
-
-    def _leaving(self, state: State) -> None:
-        self.tiers.evicted(self._names.of_state(state))
 
     # -- matching ----------------------------------------------------------------------------------
 
