@@ -406,18 +406,16 @@ class ReuseRates:
         index = self._index.get(reuse_class)
         if index is None:
             coarse = reuse_class.coarse
-            index = self._index.get(coarse) or self._make_index(coarse)
+            index = self._index.get(coarse)
+            if not index:
+                none = np.zeros(_INTERVALS)
+                reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
+                common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
+                reused = self._reuses.get(coarse, none) + 1.0
+                rates: Floats = reused / (self._time.get(coarse, none) + 1.0 / common)
+                index = index_of(rates).tolist()
             self._index[reuse_class] = self._index[coarse] = index
         return index[interval_of(age)]
-
-    def _make_index(self, coarse: ReuseClass) -> list[float]:
-        none = np.zeros(_INTERVALS)
-        reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
-        common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
-        reused = self._reuses.get(coarse, none) + 1.0
-        rates: Floats = reused / (self._time.get(coarse, none) + 1.0 / common)
-        indexes: list[float] = index_of(rates).tolist()
-        return indexes
 
 
 # ------------------------------------------------------------------------------
