@@ -88,21 +88,16 @@ def scan_reference(chunks: Chunks, steps: Steps, states: Tensor, report: Report)
     for count in steps.counts:
         selected = slice(first * heads, (first + count) * heads)
         moving = states[:count].view(count * heads, *states.shape[2:])
-        outputs.append(_step(Chunks(*(tensor[selected] for tensor in flat)), moving))
+        step = Chunks(*(tensor[selected] for tensor in flat))
+        channels = step.values.shape[-1]
+        written = torch.bmm(step.erase_keys, moving).neg_()
+        written[..., :channels] += step.values
+        output = torch.bmm(step.queries, moving[..., :channels])
+        output.baddbmm_(step.scores, written[..., :channels])
+        moving.mul_(step.decay).baddbmm_(step.keys, written)
+        outputs.append(output)
         first += count
         while index >= 0 and chunk < first:
             report(index, states[sequence])
             index, (chunk, sequence) = next(reported)
     return torch.cat(outputs).view(-1, heads, *outputs[0].shape[1:])
-
-
-def _step(chunks: Chunks, state: Tensor) -> Tensor:
-    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; updates `state` in
-    place."""
-    channels = chunks.values.shape[-1]
-    written = torch.bmm(chunks.erase_keys, state).neg_()
-    written[..., :channels] += chunks.values
-    outputs = torch.bmm(chunks.queries, state[..., :channels])
-    outputs.baddbmm_(chunks.scores, written[..., :channels])
-    state.mul_(chunks.decay).baddbmm_(chunks.keys, written)
-    return outputs

@@ -179,25 +179,22 @@ def listing(kind: str) -> str:
         return _lines(described(kind).items())
     names = registries()
     one_of("--list", kind, ("entries", *names, *groups()))
-    return _lines(_names(kind, names[kind]))
-
-
-def _names(key: str, registry: Registry[Any]) -> Iterator[tuple[str, str]]:
-    """Yield each name with its meaning, then its options: KEY=DEFAULT, and the values that it
-    takes."""
-    section = f"{key.rpartition('.')[0]}."
+    # each name with its meaning, then its options: KEY=DEFAULT, and the values that it takes
+    section, registry = f"{kind.rpartition('.')[0]}.", names[kind]
+    lines = []
     for name, text in registered(registry).items():
-        yield name, text
-        for option, values, default, meaning in options_of(key, registry, name):
-            given = (
-                ""
-                if default == REQUIRED
-                else f"={json.dumps(default, default=str)}".replace('"', "")
+        lines.append((name, text))
+        for option, values, default, meaning in options_of(kind, registry, name):
+            given = ""
+            if default != REQUIRED:
+                given = f"={json.dumps(default, default=str)}".replace('"', "")
+            lines.append(
+                (
+                    f"  {option.removeprefix(section)}{given}",
+                    f"{values}{'; ' if meaning else ''}{meaning}",
+                )
             )
-            yield (
-                f"  {option.removeprefix(section)}{given}",
-                f"{values}{'; ' if meaning else ''}{meaning}",
-            )
+    return _lines(lines)
 
 
 def options_of(key: str, registry: Registry[Any], name: str) -> Iterator[tuple[str, str, Any, str]]:

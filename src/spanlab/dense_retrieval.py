@@ -48,19 +48,21 @@ class Embedder:
         # Batches of similar lengths need little padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         batches = [order[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
-        vectors = [self._embed([texts[index] for index in batch]) for batch in batches]
+        vectors = []
+        for batch in batches:
+            encoded = self._tokenizer(
+                [texts[index] for index in batch],
+                padding=True,
+                truncation=True,
+                max_length=MAX_TOKENS,
+                return_tensors="pt",
+            )
+            with torch.no_grad():
+                states = self._model(**encoded).last_hidden_state
+            mask = encoded["attention_mask"][..., None]
+            means = (states * mask).sum(1) / mask.sum(1)
+            vectors.append(torch.nn.functional.normalize(means, dim=-1))
         return torch.cat(vectors)[torch.tensor(order).argsort()]
-
-    def _embed(self, texts: list[str]) -> Tensor:
-        import torch
-
-        encoded = self._tokenizer(
-            texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
-        )
-        with torch.no_grad():
-            states = self._model(**encoded).last_hidden_state
-        mask = encoded["attention_mask"][..., None]
-        return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 
 _embedder = cache(Embedder)

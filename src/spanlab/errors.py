@@ -101,22 +101,19 @@ def _sentence(mistake: BaseException) -> str:
         text = _memory(mistake) if isinstance(mistake, MemoryError) else _runtime_error(mistake)
         if text is not None:
             return text
-    for error in _chain(mistake) if isinstance(mistake, _LIBRARY_ERRORS) else []:
+    # an error and its causes, the root cause last: only it has the key
+    chain: list[BaseException] = []
+    cause: BaseException | None = mistake if isinstance(mistake, _LIBRARY_ERRORS) else None
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for error in reversed(chain):
         if isinstance(error, OmegaConfBaseException) and not error.full_key:
             continue  # the same error, before OmegaConf added the key
         for kinds, describe in _SENTENCES:
             if isinstance(error, kinds):
                 return describe(error)
     return _one_line(str(mistake)) or type(mistake).__name__
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """Return the error and its causes, the root cause first: only it has the key."""
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain[::-1]
 
 
 def _unknown_key(error: BaseException) -> str:
@@ -185,14 +182,6 @@ def _system(error: BaseException) -> str:
     return _one_line(text) or type(error).__name__
 
 
-def _broken(error: BaseException) -> str:
-    return "workers: a worker process was killed, most likely for memory; expected a smaller workers=N or workload"
-
-
-def _cancelled(error: BaseException) -> str:
-    return "executor.address: the scheduler is gone; expected one that stays, and output.if_exists=resume goes on"
-
-
 def _memory(error: BaseException) -> str:
     resume = "finished arms are kept, and output.if_exists=resume goes on"
     cause = f"memory ran out outside an arm ({out_of_memory(error)})"
@@ -208,8 +197,20 @@ _SENTENCES = (
     (MissingMandatoryValue, _missing_value),
     (OmegaConfBaseException, _wrong_value),
     (MissingConfigException, _missing_config),
-    (BrokenProcessPool, _broken),
-    (CancelledError, _cancelled),
+    (
+        BrokenProcessPool,
+        lambda error: (
+            "workers: a worker process was killed, most likely for memory; "
+            "expected a smaller workers=N or workload"
+        ),
+    ),
+    (
+        CancelledError,
+        lambda error: (
+            "executor.address: the scheduler is gone; "
+            "expected one that stays, and output.if_exists=resume goes on"
+        ),
+    ),
     (OSError, _system),
 )
 

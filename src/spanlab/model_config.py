@@ -103,7 +103,18 @@ class ModelConfig:
             raise ValueError(f"{source}: expected the keys of a config.json")
         config = ModelConfig(source, name, content)
         while nested := next((key for key in NESTED if key in config.keys), None):
-            config = ModelConfig(source, name, config._keys_in(nested))
+            text = config.keys[nested]
+            if not isinstance(text, dict):
+                raise config.error(nested, "the keys of the text model")
+            top_level = {
+                key: config.keys[key]
+                for key in ("model_type", *_SHARED)
+                if config.keys.get(key) is not None
+            }
+            for key in _SHARED:
+                if key in top_level and text.get(key, top_level[key]) != top_level[key]:
+                    raise config.error(key, f"{_shown(text[key])}, as in {nested}")
+            config = ModelConfig(source, name, top_level | text)
         for key, (types, words) in OPTIONAL.items():
             value = config.keys.get(key)
             if value is not None and (
@@ -115,20 +126,6 @@ class ModelConfig:
     def inner(self, key: str) -> ModelConfig:
         """The keys in the value of a key; none if it is missing or null."""
         return ModelConfig(self.source, self.name, self.keys.get(key) or {}, f"{self.within}{key}.")
-
-    def _keys_in(self, nested: str) -> dict[str, Any]:
-        text = self.keys[nested]
-        if not isinstance(text, dict):
-            raise self.error(nested, "the keys of the text model")
-        top_level = {
-            key: self.keys[key]
-            for key in ("model_type", *_SHARED)
-            if self.keys.get(key) is not None
-        }
-        for key in _SHARED:
-            if key in top_level and text.get(key, top_level[key]) != top_level[key]:
-                raise self.error(key, f"{_shown(text[key])}, as in {nested}")
-        return top_level | text
 
     def error(self, key: str, expected: str) -> ValueError:
         """The error for a key that is missing, or for an unsupported value."""

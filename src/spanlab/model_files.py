@@ -82,7 +82,20 @@ def find_config(name: str, key: str = "model") -> ModelConfig:
         return _read_config(path, f"{key}={path}", model_name)
     owner, _, repo = name.partition("/")
     if owner and repo and "/" not in repo and owner[0] not in ".~" and not repo.endswith(".json"):
-        return _read_config(_download(name, key), f"{key}={name}", name)
+        # from the cache of the hub's client, or from the hub if there is a network
+        look_for_network()
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(name, CONFIG)
+            file = Path(cached if isinstance(cached, str) else hf_hub_download(name, CONFIG))
+        except (OSError, HFValidationError) as error:
+            raise ValueError(
+                f"{key}={name}: not in the cache of huggingface_hub, and not to be had from the hub "
+                f"({type(error).__name__}); expected a config.json, or a folder that holds one"
+            ) from error
+        return _read_config(file, f"{key}={name}", name)
     raise ValueError(f"{key}={name}: there is no {path}; expected {EXPECTED}")
 
 
@@ -102,22 +115,6 @@ def _read_config(file: Path, source: str, name: str) -> ModelConfig:
     except (ValueError, RecursionError) as error:  # brackets in thousands of brackets
         raise ValueError(f"{source}: no JSON ({error}); expected a config.json") from error
     return ModelConfig.of(source, name, content)
-
-
-def _download(name: str, key: str) -> Path:
-    """The file from the cache of the hub's client, or from the hub if there is a network."""
-    look_for_network()
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(name, CONFIG)
-        return Path(cached if isinstance(cached, str) else hf_hub_download(name, CONFIG))
-    except (OSError, HFValidationError) as error:
-        raise ValueError(
-            f"{key}={name}: not in the cache of huggingface_hub, and not to be had from the hub "
-            f"({type(error).__name__}); expected a config.json, or a folder that holds one"
-        ) from error
 
 
 # ------------------------------------------------------------------------------

@@ -241,7 +241,9 @@ class Case(_Keys):
             (
                 self.groups is not None and listed != (mode is not None),
                 "mamba_mode",
-                _of_states(listed),
+                "align beside groups of kind=state"
+                if listed
+                else "null beside groups without kind=state",
             ),
             (
                 reach > self.max_num_batched_tokens,
@@ -309,12 +311,6 @@ class Case(_Keys):
                 tokens = f"requests[{number}].output of {len(request.output):,} tokens"
                 raise ValueError(f"{tokens}: expected output_len={request.output_len}")
         return self
-
-
-def _of_states(listed: bool) -> str:
-    return (
-        "align beside groups of kind=state" if listed else "null beside groups without kind=state"
-    )
 
 
 def accepted(request: int, generated: int, drafts: int) -> int:

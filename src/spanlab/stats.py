@@ -269,19 +269,14 @@ def mser5(values: Times) -> int:
     means = (
         np.asarray(values[: batches * _BATCH], dtype=np.float64).reshape(batches, _BATCH).mean(1)
     )
-    scores = _scores(means)[: batches // 2 + 1]
-    equal = (1e-9 * np.abs(means).max(initial=0.0)) ** 2  # what rounding makes of equal means
-    return _BATCH * int(np.argmax(scores <= scores.min() + equal))
-
-
-def _scores(means: Times) -> Times:
-    """Variance of means[d:] ÷ their number, for every d; by Welford's update from the end."""
+    # variance of means[d:] ÷ their number, for every d; by Welford's update from the end
     back, counts = means[::-1], np.arange(1, len(means) + 1)
     average = np.cumsum(back) / counts
     steps = back - np.concatenate([back[:1], average[:-1]])
     squares = np.cumsum(steps**2 * (counts - 1) / counts)
-    scores: Times = (squares / counts**2)[::-1]
-    return scores
+    scores = (squares / counts**2)[::-1][: batches // 2 + 1]
+    equal = (1e-9 * np.abs(means).max(initial=0.0)) ** 2  # what rounding makes of equal means
+    return _BATCH * int(np.argmax(scores <= scores.min() + equal))
 
 
 # ------------------------------------------------------------------------------

@@ -374,7 +374,21 @@ def row_plan(batch: SpanBatch, form: str, table: AngleTable, interleaved: bool) 
     angles = angles_at(torch.from_numpy(shift), table, interleaved) if shift.any() else None
     counts = [run.rows for calls in (in_pool, *(each.runs for each in copies)) for run in calls]
     targets, rows = torch.from_numpy(np.unique(row)), torch.from_numpy(row)
-    return RowPlan(targets, rows, angles, in_pool, copies, counts, *_join_indices(row))
+    # of each target: its entries, and which of them are missing
+    _, count = np.unique(row, return_counts=True)
+    order, most = np.argsort(row, kind="stable"), np.arange(count.max())
+    first, missing = np.cumsum(count) - count, most >= count[:, None]
+    entries = order[first[:, None] + np.minimum(most, count[:, None] - 1)]
+    return RowPlan(
+        targets,
+        rows,
+        angles,
+        in_pool,
+        copies,
+        counts,
+        torch.from_numpy(entries),
+        torch.from_numpy(missing)[..., None, None] if missing.any() else None,
+    )
 
 
 def _runs(batch: SpanBatch, reads: _Reads, form: str) -> _Runs:
@@ -442,15 +456,6 @@ def _copies(runs: _Runs) -> tuple[tuple[Numbers, Numbers], list[Copies]]:
     return (runs.row[call], runs.key_shift[call]), [
         Copies(*each) for each in zip(slot, position, calls, strict=True)
     ]
-
-
-def _join_indices(row: Numbers) -> tuple[Tensor, Tensor | None]:
-    """`joined` and `missing` of a plan, from the row of every entry."""
-    _, count = np.unique(row, return_counts=True)
-    order, most = np.argsort(row, kind="stable"), np.arange(count.max())
-    first, missing = np.cumsum(count) - count, most >= count[:, None]
-    joined = torch.from_numpy(order[first[:, None] + np.minimum(most, count[:, None] - 1)])
-    return joined, torch.from_numpy(missing)[..., None, None] if missing.any() else None
 
 
 ROTATED_ROWS = 1024  # rotated at once, in form QR
@@ -557,7 +562,12 @@ def _merge_blocks(
     out[here], lse[here] = more, more_lse
     for start, stop, more, more_lse in results:
         here = slice((start - first) * heads, (stop - first) * heads)
-        _merge(out[here], lse[here], more, more_lse)
+        # every row of `more` sees a key
+        both = torch.logaddexp(lse[here], more_lse)
+        out[here].mul_((lse[here] - both).exp_()[..., None]).addcmul_(
+            more.float(), (more_lse - both).exp_()[..., None]
+        )
+        lse[here].copy_(both)
     return first, last, out, lse
 
 
@@ -682,12 +692,3 @@ def _merge_parts(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         for (more, _), weight in zip(parts[1:], weights[1:], strict=True):
             out.addcmul_(more.float(), weight)
     return out, lse
-
-
-def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Merge the result `more`, whose rows all see a key, into `out` and `lse` in place."""
-    both = torch.logaddexp(lse, more_lse)
-    out.mul_((lse - both).exp_()[..., None]).addcmul_(
-        more.float(), (more_lse - both).exp_()[..., None]
-    )
-    lse.copy_(both)

@@ -26,7 +26,12 @@ def attend(
     for rows, keys, products in score_blocks(query, key_pages, batch, scores):
         scaled = products * scores.scale
         lse[rows] = scaled.logsumexp(-1)
-        out[rows] = _weighted(scaled, lse[rows], values[slot[keys]].float()).to(out.dtype)
+        # an lse of -inf is that of a row that sees no key: its weights are 0
+        finite = torch.where(lse[rows] == -torch.inf, 0.0, lse[rows])
+        value, weights = values[slot[keys]].float(), (scaled - finite[..., None]).exp()
+        folded = weights.unflatten(1, (value.shape[1], -1))
+        weighted = torch.einsum("rhgk,khd->rhgd", folded, value).flatten(1, 2)
+        out[rows] = weighted.to(out.dtype)
     return out, lse
 
 
@@ -50,41 +55,22 @@ def score_blocks(
         span_keys = list(
             zip(key.split(lengths[first:last].tolist()), first_position[first:last], strict=True)
         )
-        for rows in _blocks(starts[group], starts[group + 1], query.shape[1] * len(key)):
+        step = max(1, SCORES // max(1, query.shape[1] * len(key)))
+        for start in range(starts[group], starts[group + 1], step):
+            rows = slice(start, min(start + step, starts[group + 1]))
             shift = batch.query_shift[rows]
             products = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]
             for span_key, key_shift in span_keys:
                 rotation = shift - key_shift if form == "QR" else shift
-                products.append(
-                    _products(_rotate(query[rows].float(), rotation, table, interleaved), span_key)
-                )
+                rotated = _rotate(query[rows].float(), rotation, table, interleaved)
+                folded = rotated.unflatten(1, (span_key.shape[1], -1))
+                products.append(torch.einsum("rhgd,khd->rhgk", folded, span_key).flatten(1, 2))
             unseen = prompt_index[here] > batch.query_index[rows, None]
             yield rows, here, torch.cat(products, -1).masked_fill(unseen[:, None], -torch.inf)
 
 
-def _blocks(first: int, last: int, scores_per_row: int) -> Iterator[slice]:
-    step = max(1, SCORES // max(1, scores_per_row))
-    for start in range(first, last, step):
-        yield slice(start, min(start + step, last))
-
-
 def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
     return rotate_reference(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
-
-
-def _products(query: Tensor, key: Tensor) -> Tensor:
-    """Dot products [rows, heads, keys] of queries [rows, heads, D] with keys [keys, kv_heads,
-    D]."""
-    folded = query.unflatten(1, (key.shape[1], -1))
-    return torch.einsum("rhgd,khd->rhgk", folded, key).flatten(1, 2)
-
-
-def _weighted(scores: Tensor, lse: Tensor, value: Tensor) -> Tensor:
-    """Values weighted by softmax of the scores; 0 for a row whose lse is -inf, since it sees no
-    key."""
-    weights = (scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None]).exp()
-    folded = weights.unflatten(1, (value.shape[1], -1))
-    return torch.einsum("rhgk,khd->rhgd", folded, value).flatten(1, 2)
 
 
 # ------------------------------------------------------------------------------

@@ -177,7 +177,16 @@ class Sdpa(Library):
                         causal=False,
                     )
                 )
-            out[own_rows], lse[own_rows] = _merged(parts)
+            if len(parts) == 1:
+                out[own_rows], lse[own_rows] = parts[0]
+                continue
+            sums = torch.stack([part_lse for _, part_lse in parts])
+            total = sums.logsumexp(0)
+            weights = (sums - total).exp()[..., None]
+            out[own_rows] = sum(
+                weight * result.float() for weight, (result, _) in zip(weights, parts, strict=True)
+            )
+            lse[own_rows] = total
         return out, lse
 
 
@@ -211,16 +220,6 @@ def _flash(
         results = flash(heads, key, value, is_causal=causal, scale=scale)
     out, lse = results[:2]
     return out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2)
-
-
-def _merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    if len(parts) == 1:
-        return parts[0]
-    sums = torch.stack([lse for _, lse in parts])
-    lse = sums.logsumexp(0)
-    weights = (sums - lse).exp()[..., None]
-    out = sum(weight * out.float() for weight, (out, _) in zip(weights, parts, strict=True))
-    return out.to(parts[0][0].dtype), lse
 
 
 # ------------------------------------------------------------------------------

@@ -17,16 +17,7 @@ from spanlab.analyses.base import Findings, Finished
 from spanlab.core.request import Request
 from spanlab.judge import Case, judge_all
 from spanlab.queries.render import ChatTokenizer
-from spanlab.report.table import (
-    Ends,
-    Field,
-    Table,
-    count,
-    estimate,
-    percent_interval,
-    tabulate,
-    word,
-)
+from spanlab.report.table import Field, Table, count, estimate, percent_interval, tabulate, word
 from spanlab.settings.analyses import ANALYSES, LABELS, MEASURED, REPEAT, Analysis, AnswerSettings
 from spanlab.settings.study import Study
 from spanlab.stats import (
@@ -60,7 +51,11 @@ def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
     stored."""
     scored = any(entry["accuracy"] for entry in entries)
     compared = any(entry["agreement"] for entry in entries)
-    divergence = estimate(_short_nats)
+    divergence = estimate(
+        lambda value, ends: (
+            f"{value:.3g}" if ends is None else f"{value:.3g} [{ends[0]:.2g}, {ends[1]:.2g}]"
+        )
+    )
     fields = (
         Field("arm", "arm", word, left=True),
         *(Field(label, label, lambda value: word(str(value)), left=True) for label in labels),
@@ -78,10 +73,6 @@ def answers_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
     )
     notes = [note.format(baseline=baseline) for note in _NOTES]
     return tabulate("answers", "Answers and predictions of every arm", fields, entries, notes)
-
-
-def _short_nats(value: float, ends: Ends | None) -> str:
-    return f"{value:.3g}" if ends is None else f"{value:.3g} [{ends[0]:.2g}, {ends[1]:.2g}]"
 
 
 # ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from spanlab.model_spec import GIB
 from spanlab.records import delays_of
 from spanlab.registry import Registry, one_of
 from spanlab.report.sweep import SweepPoint, value_text
-from spanlab.report.table import Cell, Field, Table, hidden, number_format, tabulate, word
+from spanlab.report.table import Field, Table, hidden, number_format, tabulate, word
 from spanlab.settings.analyses import ANALYSES, ARMS, Analysis, BarSettings
 from spanlab.settings.arms import check_names
 from spanlab.settings.server import held_token_bytes
@@ -23,18 +23,18 @@ from spanlab.study.bounds import ArmResult
 from spanlab.study.numbers import Columns, RunCell, select
 from spanlab.workloads.synthetic import RepeatedDocumentsWorkload
 
-
-def _outcome(verdict: Verdict) -> Cell:
-    return word(("clears" if verdict.holds else "misses") if verdict.judged else "")
-
-
 _FIELDS = (
     Field("point", "point", word, left=True),
     Field("arm", "arm", word, "verdict.arm", left=True),
     Field("what", "number", word, "verdict.what", left=True),
     Field("value", "measured", number_format(".4g"), "verdict.value"),
     Field("bar", "bar", word, "verdict.limits"),
-    Field("verdict", "verdict", _outcome, left=True),
+    Field(
+        "verdict",
+        "verdict",
+        lambda verdict: word(("clears" if verdict.holds else "misses") if verdict.judged else ""),
+        left=True,
+    ),
     Field("name", "", hidden, "verdict.bar", left=True),
 )
 

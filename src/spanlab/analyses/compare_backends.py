@@ -104,14 +104,6 @@ def _verdict(goal: Row) -> Cell:
     return Cell(goal["met"], "met" if goal["met"] else "not met")
 
 
-def _worst(goal: Row) -> Cell:
-    return (signed_percent if goal["signed"] else percent)(goal["worst_error"])
-
-
-def _regret(row: Row) -> Cell:
-    return Cell(row["regret"], f"{percent_text(row['regret'])} ({seconds_text(row['regret_s'])})")
-
-
 def _count(row: Row, counted: str, total: str) -> Cell:
     return Cell(row[counted], f"{row[counted]:,} of {row[total]:,}")
 
@@ -152,7 +144,14 @@ RANKS = (
     Field("aa_tau", "A/A tau", number_format(".3f")),
     Field("best_measured", "best, measured", word, "best", left=True),
     Field("best_simulated", "best, simulated", word, "choice", left=True),
-    Field("regret", "regret", _regret, whole),
+    Field(
+        "regret",
+        "regret",
+        lambda row: Cell(
+            row["regret"], f"{percent_text(row['regret'])} ({seconds_text(row['regret_s'])})"
+        ),
+        whole,
+    ),
 )
 GOAL_COLUMNS = (
     Field("goal", "goal", word, left=True),
@@ -163,7 +162,12 @@ GOAL_COLUMNS = (
     Field("cells_met", "shown", number_format("d")),
     Field("cells_noisy", "no verdict", number_format("d")),
     Field("worst", "worst", word, left=True),
-    Field("worst_error", "its error", _worst, whole),
+    Field(
+        "worst_error",
+        "its error",
+        lambda goal: (signed_percent if goal["signed"] else percent)(goal["worst_error"]),
+        whole,
+    ),
     Field("worst_spread", "its A/A", percent),
 )
 

@@ -291,8 +291,25 @@ def expiry_table(summary: Mapping[str, Any]) -> Table:
         rows.append(_row("seen before, at any position", summary["bounds"]["any_position"]))
     fields = (
         Field("cache", "cache", word, left=True),
-        Field("ttl_s", "lives\n(s)", _ttl),
-        Field("refreshes", "from its", _from, empty=(None,)),
+        Field(
+            "ttl_s",
+            "lives\n(s)",
+            lambda seconds: (
+                placeholder("")
+                if seconds is None
+                else Cell(seconds, f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
+            ),
+        ),
+        Field(
+            "refreshes",
+            "from its",
+            lambda refreshes: (
+                placeholder("")
+                if refreshes is None
+                else Cell(refreshes, "use" if refreshes else "creation")
+            ),
+            empty=(None,),
+        ),
         Field("token_hit_rate", "token\nhit rate", percent),
         Field("expired", "expired", percent, empty=(None,)),
         Field("too_short", "too short", percent, empty=(None,)),
@@ -325,19 +342,3 @@ def _row(
         "too_short": too_short,
         "in_store": in_store,
     }
-
-
-def _ttl(seconds: float | None) -> Cell:
-    return (
-        placeholder("")
-        if seconds is None
-        else Cell(seconds, f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
-    )
-
-
-def _from(refreshes: bool | None) -> Cell:
-    return (
-        placeholder("")
-        if refreshes is None
-        else Cell(refreshes, "use" if refreshes else "creation")
-    )

@@ -245,13 +245,17 @@ def _bounds_table(summary: Summary) -> Table:
     ]
     fields = (
         Field("bound", "bound", word, left=True),
-        Field("token_hit_rate", "token\nhit rate", _bound),
+        Field(
+            "token_hit_rate",
+            "token\nhit rate",
+            lambda share: (
+                placeholder("unknown: only beginnings are compared")
+                if share is None
+                else percent(share)
+            ),
+        ),
     )
     return tabulate("bounds", "What could be reused", fields, rows)
-
-
-def _bound(share: float | None) -> Cell:
-    return placeholder("unknown: only beginnings are compared") if share is None else percent(share)
 
 
 MOST_FIXES = 3  # in a terminal
@@ -284,8 +288,21 @@ def _fixes(summary: Summary) -> Table:
         Field("prefill_s", "prefill", seconds, keep=5, empty=(None,)),
         Field("saved_money", "money\nsaved", number_format(",.4g"), keep=5, empty=(None,)),
         Field("extra_gib", "more\nGiB", number_format(".4g"), keep=2),
-        Field("gain_per_gib", "points\nper GiB", _gain_per_gib, keep=3),
-        Field("says", "what it is", _description, whole, keep=4, left=True, explains=True),
+        Field(
+            "gain_per_gib",
+            "points\nper GiB",
+            lambda gain: MISSING if gain is None else Cell(gain, f"{100 * gain:.3g}"),
+            keep=3,
+        ),
+        Field(
+            "says",
+            "what it is",
+            lambda fix: word(f"{fix['says']}; {fix['caution']}" if fix["caution"] else fix["says"]),
+            whole,
+            keep=4,
+            left=True,
+            explains=True,
+        ),
     )
     title = "What would help, by gain for its memory; each is simulated"
     return tabulate("fixes", title, fields, summary["fixes"])
@@ -298,14 +315,6 @@ def _saved(tokens: int) -> Cell:
 def _gain(fix: Summary) -> Cell:
     gain = 100 * fix["gain"]
     return Cell(gain, f"{gain:+.1f}" if fix["helps"] else "no help")
-
-
-def _gain_per_gib(gain: float | None) -> Cell:
-    return MISSING if gain is None else Cell(gain, f"{100 * gain:.3g}")
-
-
-def _description(fix: Summary) -> Cell:
-    return word(f"{fix['says']}; {fix['caution']}" if fix["caution"] else fix["says"])
 
 
 def _curve_table(summary: Summary) -> Table:

@@ -137,7 +137,11 @@ def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
     covers it."""
     fields = (
         Field("term", "term", word, left=True),
-        Field("price_ns", "coefficient, ns per unit", _price),
+        Field(
+            "price_ns",
+            "coefficient, ns per unit",
+            lambda price: Cell(price, f"{price:,.0f}" if price >= 1000 else significant(price)),
+        ),
     )
     rows = [
         {"term": name, "price_ns": price}
@@ -147,10 +151,6 @@ def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
     return tabulate(
         "profile", f"{footer(profile)}\n{cross_validation_line(profile)}", fields, rows, notes
     )
-
-
-def _price(price: float) -> Cell:
-    return Cell(price, f"{price:,.0f}" if price >= 1000 else significant(price))
 
 
 # ------------------------------------------------------------------------------

@@ -215,16 +215,18 @@ def _fields(targets: Mapping[str, float]) -> tuple[Field, ...]:
             )
             for key, limit in targets.items()
         ),
-        Field("meets", "meets", _meets, whole),
+        Field(
+            "meets",
+            "meets",
+            lambda point: Cell(
+                point["meets"],
+                "yes" if point["meets"] else "queue grows" if point["queue_grows"] else "no",
+            ),
+            whole,
+        ),
         Field("token_hit_rate", "token\nhit rate", percent, keep=1),
         Field("utilisation", "load ÷\ncapacity", percent, keep=2),
         Field("preemptions", "preempted\nper run", count, keep=3),
-    )
-
-
-def _meets(point: Summary) -> Cell:
-    return Cell(
-        point["meets"], "yes" if point["meets"] else "queue grows" if point["queue_grows"] else "no"
     )
 
 

@@ -18,7 +18,6 @@ from spanlab.report.sweep import SweepPoint, footer_of
 from spanlab.report.table import (
     MISSING,
     Cell,
-    Ends,
     Field,
     Table,
     byte_size,
@@ -371,12 +370,6 @@ _LOST_NOTE = (
     "avoids are left out: never seen, out of reach and last token"
 )
 
-
-def _lost(rule: RuleResult) -> Cell:
-    cause = rule.lost.replace("_", " ")
-    return Cell(rule.lost, f"{cause}, {100 * rule.lost_share:.1f} %") if rule.lost else MISSING
-
-
 _RULE_FIELDS = (
     Field("token_hit_rate", "token\nhit rate", percent_interval, "rule.hit_rate"),
     Field("of_bound", "of offline\nbound", percent, "rule.of_bound"),
@@ -385,7 +378,18 @@ _RULE_FIELDS = (
     Field("ttft_p50_s", "TTFT\np50", seconds, "rule.ttft_s.p50"),
     Field("ttft_p95_s", "TTFT\np95", seconds, "rule.ttft_s.p95"),
     Field("resident_bytes", "resident", byte_size, "rule.resident", 3),
-    Field("lost_to", "lost to", _lost, "rule", 1, left=True),
+    Field(
+        "lost_to",
+        "lost to",
+        lambda rule: (
+            Cell(rule.lost, f"{rule.lost.replace('_', ' ')}, {100 * rule.lost_share:.1f} %")
+            if rule.lost
+            else MISSING
+        ),
+        "rule",
+        1,
+        left=True,
+    ),
 )
 
 
@@ -432,12 +436,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def best_table(points: Sequence[PolicyPoint]) -> Table:
     """A row per point and family: its best rule, and its lead over the best rule of the first
     family."""
+    lead_points = estimate(
+        lambda points, ends: (
+            f"{points:+.1f}" if ends is None else f"{points:+.1f} [{ends[0]:+.1f}, {ends[1]:+.1f}]"
+        )
+    )
     fields = (
         Field("point", "point", word, left=True),
         Field("family", "family", word, "rule.family", left=True),
         Field("arm", "best rule", word, "rule.arm", left=True),
         _RULE_FIELDS[0],
-        Field("lead_points", "lead over\nthe first, points", estimate(_signed), "lead"),
+        Field("lead_points", "lead over\nthe first, points", lead_points, "lead"),
         *_RULE_FIELDS[1:],
     )
     rows = []
@@ -453,10 +462,6 @@ def best_table(points: Sequence[PolicyPoint]) -> Table:
         _LOST_NOTE,
     )
     return tabulate("policies_best", "The best rule of each family", fields, rows, notes)
-
-
-def _signed(points: float, ends: Ends | None) -> str:
-    return f"{points:+.1f}" if ends is None else f"{points:+.1f} [{ends[0]:+.1f}, {ends[1]:+.1f}]"
 
 
 def rules_table(points: Sequence[PolicyPoint]) -> Table:

@@ -188,11 +188,6 @@ _NOTES = (
     "logits apart = largest |difference| of a first token's logits to those of {baseline} on the same prompt",
 )
 
-
-def _quartiles(ttft_s: dict[str, float]) -> Cell:
-    return Cell(ttft_s["p25"], f"{seconds_text(ttft_s['p25'])} to {seconds_text(ttft_s['p75'])}")
-
-
 _NONE = (None, 0)  # nothing was measured, or there is nothing of this kind
 _FIELDS = (
     Field("requests", "", hidden),
@@ -204,7 +199,15 @@ _FIELDS = (
     Field("captured_states", "states\ncaptured", count, keep=5, empty=_NONE),
     Field("captured_bytes", "their\nbytes", byte_size, keep=5, empty=_NONE),
     Field("ttft_p50_s", "TTFT\np50", seconds, "ttft_s.p50"),
-    Field("ttft_p25_s", "\nquartiles", _quartiles, "ttft_s", 4),
+    Field(
+        "ttft_p25_s",
+        "\nquartiles",
+        lambda ttft_s: Cell(
+            ttft_s["p25"], f"{seconds_text(ttft_s['p25'])} to {seconds_text(ttft_s['p75'])}"
+        ),
+        "ttft_s",
+        4,
+    ),
     Field("ttft_p75_s", "", hidden, "ttft_s.p75"),
     Field("ttft_least_s", "", hidden, "ttft_s.least"),
     Field("bound_s", "its\nbound", seconds, keep=3, empty=_NONE),

@@ -369,7 +369,15 @@ def decisions_table(title: str, runs: Sequence[Compared], notes: Sequence[str]) 
             lambda row: _share(row["same_course"], row["requests"]),
         ),
         Field("differing_steps", "", hidden),
-        Field("steps", "steps\nequal", word, _equal_steps),
+        Field(
+            "steps",
+            "steps\nequal",
+            word,
+            lambda row: _share(
+                None if row["steps"] is None else row["steps"] - row["differing_steps"],
+                row["steps"],
+            ),
+        ),
         Field("preemptions", "preemptions\nserver", count),
         Field("our_preemptions", "preemptions\nours", count),
         Field("hit_rate", "token hit rate\nserver", percent),
@@ -385,12 +393,6 @@ def decisions_table(title: str, runs: Sequence[Compared], notes: Sequence[str]) 
         Field("engine_hit_rate", "token hit rate\nin our engine", percent, empty=(None,)),
     )
     return tabulate("rendezvous", title, fields, [run.summary() for run in runs], notes)
-
-
-def _equal_steps(row: Mapping[str, Any]) -> str:
-    return _share(
-        None if row["steps"] is None else row["steps"] - row["differing_steps"], row["steps"]
-    )
 
 
 def delays_table(runs: Sequence[Compared]) -> Table | None:

@@ -264,7 +264,11 @@ def serving_table(
     loads = len({row.rate_rps for row in rows}) > 1
     fields = (
         Field("arm", "arm", word, left=True),
-        Field("rate_rps", "rate" if loads else "", _rate),
+        Field(
+            "rate_rps",
+            "rate" if loads else "",
+            lambda rate_rps: MISSING if rate_rps is None else Cell(rate_rps, f"{rate_rps:g}/s"),
+        ),
         Field("seeds", "", hidden),
         *(
             field
@@ -282,10 +286,6 @@ def serving_table(
         *caveats,
     )
     return tabulate("serving", title, fields, rows, notes)
-
-
-def _rate(rate_rps: float | None) -> Cell:
-    return MISSING if rate_rps is None else Cell(rate_rps, f"{rate_rps:g}/s")
 
 
 # ------------------------------------------------------------------------------

@@ -101,10 +101,6 @@ def _repaired(summary: Summary) -> float:
     return float(summary["tokens"]["repaired"]) / float(summary["tokens"]["prompt"] or 1)
 
 
-def _resident(summary: Summary) -> float:
-    return float(summary["bytes"]["kv_resident_mean"] + summary["bytes"]["copied_mean"])
-
-
 def _fields(load: str) -> tuple[Field, ...]:
     """Return the fields of an arm's summary; `load` is the measured load, for the heading of the
     speedup."""
@@ -146,7 +142,13 @@ def _fields(load: str) -> tuple[Field, ...]:
             )
         ),
         Field("utilisation", "load ÷\ncapacity", percent, keep=5, empty=unknown),
-        Field("kv_and_copies_mean_bytes", "KV\nresident", byte_size, _resident, 5),
+        Field(
+            "kv_and_copies_mean_bytes",
+            "KV\nresident",
+            byte_size,
+            lambda arm: float(arm["bytes"]["kv_resident_mean"] + arm["bytes"]["copied_mean"]),
+            5,
+        ),
         Field("kv_resident_mean_bytes", "", hidden, "bytes.kv_resident_mean"),
         Field(
             "state_resident_mean_bytes",

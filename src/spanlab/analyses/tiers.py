@@ -113,7 +113,14 @@ def tiers_table(arms: Arms) -> Table:
 def points_table(name: str, points: Sequence[SweepPoint]) -> Table:
     """Every arm at every point of one axis."""
     axis = axis_name(points[0].axis)
-    lengths = Field("break_even_tokens", "loading pays\nfrom (tokens)", _lengths, keep=1)
+    lengths = Field(
+        "break_even_tokens",
+        "loading pays\nfrom (tokens)",
+        lambda tokens: word(
+            ", ".join(f"{tier} {_length(length)}" for tier, length in tokens.items())
+        ),
+        keep=1,
+    )
     fields = (Field("point", axis, word, left=True), _ARM, *_MEASURES, lengths)
     rows = [
         {
@@ -126,11 +133,6 @@ def points_table(name: str, points: Sequence[SweepPoint]) -> Table:
         for name, arm in tiers["arms"].items()
     ]
     return tabulate(name, f"Loads from lower tiers by {axis}", fields, rows, _NOTES)
-
-
-def _lengths(tokens: Mapping[str, int | None]) -> Cell:
-    """Return the break-even lengths of all tiers in one cell."""
-    return word(", ".join(f"{name} {_length(length)}" for name, length in tokens.items()))
 
 
 def _length(tokens: int | None) -> str:

@@ -98,19 +98,15 @@ class Speculation:
             return 0
         if self.acceptance == 1:
             return drafts
-        run = math.log(_uniform(request_id, generated)) / math.log(self.acceptance)
-        return min(drafts, int(run))
-
-
-def _uniform(request_id: int, generated: int) -> float:
-    """Return a number in (0, 1] from a hash of two integers: the finalizer of SplitMix64."""
-    bits = (
-        request_id * 0x9E3779B97F4A7C15 + generated * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019
-    ) & _MASK
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK
-    bits ^= bits >> 31
-    return ((bits >> 11) + 1) / (1 << 53)
+        # the finalizer of SplitMix64, then a number in (0, 1]
+        bits = (
+            request_id * 0x9E3779B97F4A7C15 + generated * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019
+        ) & _MASK
+        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK
+        bits ^= bits >> 31
+        uniform = ((bits >> 11) + 1) / (1 << 53)
+        return min(drafts, int(math.log(uniform) / math.log(self.acceptance)))
 
 
 # ------------------------------------------------------------------------------

@@ -604,26 +604,22 @@ def _with_repair(plan: ReusePlan, computed: list[PrefillRange], in_turn: bool) -
     first = 0
     for begin, end in pairwise((*begins, spans[-1].stop)):
         inside = [prefill for prefill in computed if begin <= prefill.start < end]
-        repair = _repair(plan, begin, end, computed)
+        between = [prefill for prefill in inside if not prefill.unseen]
+        chosen = plan.repair.count([span for span in spans if begin <= span.start < end])
+        shallow, pairs = _shallow(
+            plan, [prefill for prefill in computed if not prefill.unseen and prefill.start >= begin]
+        )
+        repair = RepairPass(
+            begin,
+            end,
+            chosen + sum(prefill.tokens for prefill in between),
+            shallow,
+            between=tuple(prefill.cache_span for prefill in between),
+            shallow_pair_layers=pairs,
+        )
         work += [*(prefill for prefill in inside if prefill.unseen), replace(repair, first=first)]
         first += repair.repaired_rows(plan, begin, end)[1]
     return [*work, *(prefill for prefill in computed if prefill.start >= spans[-1].stop)]
-
-
-def _repair(plan: ReusePlan, begin: int, end: int, computed: list[PrefillRange]) -> RepairPass:
-    """Return the repair of the spans in `[begin, end)`."""
-    between = [
-        prefill for prefill in computed if not prefill.unseen and begin <= prefill.start < end
-    ]
-    chosen = plan.repair.count([span for span in plan.spans if begin <= span.start < end])
-    along = sum(prefill.tokens for prefill in between)
-    shallow, pairs = _shallow(
-        plan, [prefill for prefill in computed if not prefill.unseen and prefill.start >= begin]
-    )
-    cache_spans = tuple(prefill.cache_span for prefill in between)
-    return RepairPass(
-        begin, end, chosen + along, shallow, between=cache_spans, shallow_pair_layers=pairs
-    )
 
 
 def _shallow(plan: ReusePlan, behind: list[PrefillRange]) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from spanlab.core.request import UNLIMITED, Budget, Request
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import (
     EvictionQueue,
-    Key,
     Node,
     PrefixTree,
     State,
@@ -55,7 +54,7 @@ class Room:
         self._by_block = order.by_block
         self._states_evictable = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
         if not self._states_evictable:  # ranks are not needed
-            self._states = EvictionQueue(_by_serial, state_may_leave)
+            self._states = EvictionQueue(lambda state: (state.serial,), state_may_leave)
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.evicted_bytes = 0
@@ -252,10 +251,6 @@ class Room:
         state.node = None
         self._states.removed(state)
         self.on_drop(state)
-
-
-def _by_serial(state: State) -> Key:
-    return (state.serial,)
 
 
 class Store(Room):

@@ -305,26 +305,25 @@ class Tier:
             return None
         evicted: list[Key] = []
         if self.used + self.block_bytes > self._high:
-            self._shrink(max(0, min(self._low, self._high - self.block_bytes)), evicted)
+            # quantise, then evict, least recently used blocks; all others are in use
+            target = max(0, min(self._low, self._high - self.block_bytes))
+            while self.rules.action == "quantise" and self.used > target and self._full:
+                quantised, _ = self._full.popitem(last=False)
+                self._small[quantised] = None
+                self.used -= self.block_bytes - self.small_bytes
+                self.counts.quantised += 1
+            while self.used > target and (self._small or self._full):
+                blocks, size = (
+                    (self._small, self.small_bytes)
+                    if self._small
+                    else (self._full, self.block_bytes)
+                )
+                evicted.append(blocks.popitem(last=False)[0])
+                self.used -= size
         self._writing.add(key)
         self.used += self.block_bytes
         self.peak = max(self.peak, self.used)
         return evicted
-
-    def _shrink(self, target: int, evicted: list[Key]) -> None:
-        """Quantise, then evict, least recently used blocks, until `target` bytes remain or all
-        others are in use."""
-        while self.rules.action == "quantise" and self.used > target and self._full:
-            key, _ = self._full.popitem(last=False)
-            self._small[key] = None
-            self.used -= self.block_bytes - self.small_bytes
-            self.counts.quantised += 1
-        while self.used > target and (self._small or self._full):
-            blocks, size = (
-                (self._small, self.small_bytes) if self._small else (self._full, self.block_bytes)
-            )
-            evicted.append(blocks.popitem(last=False)[0])
-            self.used -= size
 
     def complete_writes(self, keys: Iterable[Key]) -> None:
         """Make blocks readable whose bytes have arrived."""

@@ -122,22 +122,19 @@ class CudaGraphs:
             with torch.cuda.stream(side_stream):
                 logits = work()
             current.wait_stream(side_stream)
-            self._captured[key] = self._capture(work)
+            # imports Triton, which a CPU does not need
+            from spanlab_kernels.attention.kernel import forget_lists
+
+            forget_lists()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory):
+                out = work()
+            forget_lists()  # tensors in the graph's memory belong to its replays
+            self._captured[key] = graph, out
             return logits
         graph, out = self._captured[key]
         graph.replay()
         return out
-
-    def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        # imports Triton, which a CPU does not need
-        from spanlab_kernels.attention.kernel import forget_lists
-
-        forget_lists()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            out = work()
-        forget_lists()  # tensors in the graph's memory belong to its replays
-        return graph, out
 
 
 class Padded:

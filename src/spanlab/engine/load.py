@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from spanlab.core.admission import BatchRules
-from spanlab.core.plan import Need
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import UNLIMITED, Request
 from spanlab.core.tree import CacheSpan, Node, PrefixTree
@@ -413,7 +412,8 @@ def pool_pages(
     tokens by which their longest options exceed their answers. ValueError for a request that alone
     exceeds the budget, or `context`, the model's context length.
     """
-    needs = [policy.need(request) for request in requests]
+    needs, store = [policy.need(request) for request in requests], policy.store
+    limits = {"kv_gib": store.budget.kv_bytes, "total_gib": store.budget.total_bytes}
     for request, need in zip(requests, needs, strict=True):
         tokens = request.num_tokens + request.longest_output - 1
         if tokens > context:
@@ -421,8 +421,14 @@ def pool_pages(
                 f"request {request.id} has {tokens:,} tokens, its answer included: "
                 f"expected at most {context:,}, the positions that the model was made for"
             )
-        _check_budget(policy, request, need)
-    page, running_requests = policy.store.tree.block_size, rules.max_num_seqs
+        size = need.tokens * store.token_bytes
+        for key, limit in limits.items():
+            if limit < UNLIMITED and size > limit:
+                raise ValueError(
+                    f"store.{key}={limit / GIB:.3g}: expected at least {size / GIB:.3g}, for request {request.id} "
+                    f"alone may need {need.tokens:,} tokens of KV, {need.copies:,} of them in copies of its own"
+                )
+    page, running_requests = store.tree.block_size, rules.max_num_seqs
     running = sum(nlargest(running_requests, (need.tokens for need in needs)))
     page_sequences = sum(nlargest(running_requests, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
@@ -432,8 +438,7 @@ def pool_pages(
         )
     )
     twice = page * min(running_requests, len(requests)) if policy.rules.keeps else 0
-    store = policy.store
-    budget_tokens = min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
+    budget_tokens = min(limits.values()) // store.token_bytes
     used = min(budget_tokens + twice, running + stored)
     return (used + options + page_sequences * (page - 1)) // page
 
@@ -465,17 +470,6 @@ def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
 
 def _full_page_tokens(cache_span: CacheSpan, page: int) -> int:
     return (cache_span.stop - cache_span.start) // page * page
-
-
-def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:
-    store = policy.store
-    size = need.tokens * store.token_bytes
-    for key, limit in (("kv_gib", store.budget.kv_bytes), ("total_gib", store.budget.total_bytes)):
-        if limit < UNLIMITED and size > limit:
-            raise ValueError(
-                f"store.{key}={limit / GIB:.3g}: expected at least {size / GIB:.3g}, for request {request.id} alone "
-                f"may need {need.tokens:,} tokens of KV, {need.copies:,} of them in copies of its own"
-            )
 
 
 # ------------------------------------------------------------------------------

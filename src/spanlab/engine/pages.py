@@ -161,7 +161,14 @@ class TransferBatch:
         gaps = [-length % unit for length in lengths]
         size = (sum(lengths) + sum(gaps)) * dtype.itemsize
         if not self._buffers or self._used + size > self._size:
-            self._add_buffer(size)
+            buffer, self._buffer = self._buffer, None
+            if buffer is None or len(buffer) < size:
+                buffer = torch.empty(max(MIN_BYTES, size), dtype=torch.uint8, device=self._device)
+            host = buffer
+            if buffer.device.type != "cpu":
+                host = torch.empty(len(buffer), dtype=torch.uint8, pin_memory=True)
+            self._buffers.append((host, buffer))
+            self._used, self._size = 0, len(host)
         host, target = self._buffers[-1]
         first, self._used = self._used, self._used + size
         host = host[first : self._used]
@@ -189,16 +196,6 @@ class TransferBatch:
         for callback in self._callbacks:
             callback()
         self._buffers, self._callbacks, self._used = [], [], 0
-
-    def _add_buffer(self, size: int) -> None:
-        """Append a buffer of at least `size` bytes."""
-        target, self._buffer = self._buffer, None
-        if target is None or len(target) < size:
-            target = torch.empty(max(MIN_BYTES, size), dtype=torch.uint8, device=self._device)
-        on_host = target.device.type == "cpu"
-        host = target if on_host else torch.empty(len(target), dtype=torch.uint8, pin_memory=True)
-        self._buffers.append((host, target))
-        self._used, self._size = 0, len(host)
 
 
 # ------------------------------------------------------------------------------

@@ -123,20 +123,15 @@ class ConvRows:
             [windows.by_slot[ref] for ref in self._targets],
         )
         history = starts[:, None] + reach * np.arange(len(before))[:, None] + np.arange(reach)
-        arrays = [
-            self._row_indices,
-            history.ravel(),
-            *(self._in_table(group) for group in windows_by_use),
-        ]
+        arrays = [self._row_indices, history.ravel()]
+        for group in windows_by_use:
+            ids = np.array(group, np.int64).ravel()
+            indices = self._length - 1 - ids
+            indices[ids >= 0] = self._row_indices[ids[ids >= 0]]
+            arrays.append(indices)
         self._rows, self._history, self._history_sources, self._window_sources = send(
             arrays, torch.int64, device
         )
-
-    def _in_table(self, windows: list[Window]) -> np.ndarray:
-        ids = np.array(windows, np.int64).ravel()
-        indices = self._length - 1 - ids
-        indices[ids >= 0] = self._row_indices[ids[ids >= 0]]
-        return indices
 
     def copy_windows(self, layer: Layers) -> None:
         """Update conv states of slots without rows."""

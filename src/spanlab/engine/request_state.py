@@ -207,7 +207,17 @@ class RequestState:
             if node not in self._nodes:
                 self._nodes[node] = pages.copy()
             elif not np.array_equal(pages, self._nodes[node]):
-                self._replace(span_pages, first, self._nodes[node])
+                # pages that another request stored take the place of private ones, also in copies
+                stored = self._nodes[node]
+                private = span_pages.pages.ids[first : first + len(stored)].copy()
+                span_pages.pages.replace(first, stored)
+                for other in self.spans:
+                    if other.pages is span_pages.pages:
+                        # a page of the copy, or the page that is replaced
+                        copied = other.copy.ids[first : first + len(stored)]
+                        replaced = copied == private[: len(copied)]
+                        other.copy.replace(first, np.where(replaced, stored[: len(copied)], copied))
+                self._pool.free(private)
             span_pages.stored_pages = max(span_pages.stored_pages, last)
         if self.state is not None:
             self.state.adopt()
@@ -227,19 +237,6 @@ class RequestState:
                 else:
                     self._nodes[node] = private
             self._linked.add(index)
-
-    def _replace(self, span_pages: SpanPages, first: int, pages: PageIds) -> None:
-        """Replace private pages by pages that another request stored, also in partial copies, and
-        free them."""
-        private = span_pages.pages.ids[first : first + len(pages)].copy()
-        span_pages.pages.replace(first, pages)
-        for other in self.spans:
-            if other.pages is span_pages.pages:
-                # a page of the copy, or the page that is replaced
-                copied = other.copy.ids[first : first + len(pages)]
-                updated = np.where(copied == private[: len(copied)], pages[: len(copied)], copied)
-                other.copy.replace(first, updated)
-        self._pool.free(private)
 
     def free(self) -> None:
         """Free the request's private pages, page lists and recurrent state."""

@@ -363,37 +363,46 @@ class AttentionMetadata:
             if self._key_layout.reweighs
             else [np.ones_like(independent)]
         )
-        self._batches = [self._batch(_reading(groups, chosen), transfer) for chosen in selections]
+        self._batches: list[tuple[SpanBatch, str]] = []
+        for chosen in selections:
+            selected, shape = _reading(groups, chosen), self._pool.shape
+            batch = pack(
+                selected,
+                self._pages.on_device,
+                page_size=shape.page_size,
+                page_count=shape.pages,
+                send=transfer.add,
+            )
+            form = "KR" if self._key_layout.keys == "raw" else "MAT"
+            if form == "MAT" and (batch.shifted or selected.of_span.position.any()):
+                form = "QR"
+            self._batches.append((batch, form))
         self._pages.update(transfer)
-
-    def _batch(self, groups: GroupArrays, transfer: TransferBatch) -> tuple[SpanBatch, str]:
-        shape, pages = self._pool.shape, self._pages.on_device
-        batch = pack(
-            groups, pages, page_size=shape.page_size, page_count=shape.pages, send=transfer.add
-        )
-        if self._key_layout.keys == "raw":
-            return batch, "KR"
-        return batch, "QR" if batch.shifted or groups.of_span.position.any() else "MAT"
 
     def for_replay(self) -> tuple[Hashable, AttentionMetadata]:
         """Return a graph key and a copy with padded limits; equal keys need equal launches, with
         other device data."""
         padded = copy(self)
-        padded._batches = [(self._widened(batch), form) for batch, form in self._batches]
-        return tuple((form, *_limits(batch)) for batch, form in padded._batches), padded
-
-    def _widened(self, batch: SpanBatch) -> SpanBatch:
-        """Round the limits of keys and spans up to powers of two."""
-        limits = batch.max_keys, batch.key_count, batch.max_spans, batch.max_position
-        keys, all_keys, spans, position = (1 << limit.bit_length() for limit in limits)
-        in_table = self._table.length - 1 + min(batch.min_shift, 0)
-        return replace(
-            batch,
-            max_keys=keys,
-            key_count=all_keys,
-            max_spans=spans,
-            max_position=min(position, in_table),
-        )
+        padded._batches, keys = [], list[tuple[object, ...]]()
+        for batch, form in self._batches:
+            # limits of keys and spans, rounded up to powers of two
+            limits = batch.max_keys, batch.key_count, batch.max_spans, batch.max_position
+            max_keys, key_count, max_spans, position = (1 << each.bit_length() for each in limits)
+            in_table = self._table.length - 1 + min(batch.min_shift, 0)
+            wide = replace(
+                batch,
+                max_keys=max_keys,
+                key_count=key_count,
+                max_spans=max_spans,
+                max_position=min(position, in_table),
+            )
+            padded._batches.append((wide, form))
+            # what launches may depend on: tensor sizes, the page table's address, integer limits
+            values = [getattr(wide, field.name) for field in fields(wide)]
+            sizes = [len(value) for value in values if isinstance(value, Tensor)]
+            integers = [value for value in values if isinstance(value, int)]
+            keys.append((form, wide.pages.data_ptr(), *sizes, *integers))
+        return tuple(keys), padded
 
     def of_rows(self, rows: Tensor) -> AttentionMetadata:
         """Metadata of a subset of the rows of one request; `rows` is int64 [K], increasing, on the
@@ -466,14 +475,6 @@ def attention_of(context: AttentionContext, *rows: QueryRows) -> AttentionMetada
     return attention
 
 
-def _limits(batch: SpanBatch) -> tuple[int, ...]:
-    """Values that kernel launches may depend on: tensor sizes, the page table's address, and
-    integer limits."""
-    values = [getattr(batch, field.name) for field in fields(batch)]
-    tensors = [len(value) for value in values if isinstance(value, Tensor)]
-    return batch.pages.data_ptr(), *tensors, *(value for value in values if isinstance(value, int))
-
-
 def _group(rows: QueryRows) -> tuple[GroupArrays, NDArray[np.bool_]]:
     """Rows as one group, and a mask of the independent spans that they read.
 
@@ -536,15 +537,22 @@ class Copier:
     ) -> list[Move]:
         """Allocate pages for the copies of a chunk and return the moves; `repaired`: prompt
         positions of a repair."""
+        moves: list[Move] = []
         if self._key_layout.copies:
             if isinstance(chunk.work, PrefillRange):
                 read = visible(request_state, request_state.spans[chunk.work.cache_span].cache_span)
             else:
                 starts = [span_pages.cache_span.start for span_pages in request_state.spans]
                 read = [index for index, start in enumerate(starts) if start < chunk.work.stop]
-            spans = sorted(set(read) & set(request_state.uncopied()))
-            return [self._copy_span(request_state, index) for index in spans]
-        moves: list[Move] = []
+            for index in sorted(set(read) & set(request_state.uncopied())):
+                source, target = request_state.copy_pages_of(index, None)
+                shift = np.zeros_like(source)
+                if self._key_layout.rotates_copies:  # to the span's position in the prompt
+                    positions = request_state.spans[index].base + np.arange(len(source))
+                    shift = positions - self._rotated[source]
+                    self.note(target, positions)
+                moves.append(Move(source, target, shift))
+            return moves
         if repaired is None:
             return moves
         for index, span_pages in enumerate(request_state.spans):
@@ -574,16 +582,6 @@ class Copier:
                 keys = gather(self._pool.keys(layer), target)
                 rotate(keys, shift, self._table, interleaved=self._interleaved, out=keys)
                 scatter(self._pool.keys(layer), target, keys)
-
-    def _copy_span(self, request_state: RequestState, index: int) -> Move:
-        """Copy a span and rotate it to its position in the prompt."""
-        source, target = request_state.copy_pages_of(index, None)
-        if not self._key_layout.rotates_copies:
-            return Move(source, target, np.zeros_like(source))
-        positions = request_state.spans[index].base + np.arange(len(source))
-        shift = positions - self._rotated[source]
-        self.note(target, positions)
-        return Move(source, target, shift)
 
 
 # ------------------------------------------------------------------------------

@@ -104,13 +104,17 @@ class ChunkScan:
     def __init__(
         self, segments: Sequence[Segment], device: torch.device, send: Send = to_device
     ) -> None:
-        widths = []
-        for segment in segments:
-            longest = max(stop - start for start, stop in pairwise((segment.start, *segment.stops)))
-            widths.append(next((width for width in WIDTHS if longest <= width), WIDTHS[-1]))
-        chunks = {
-            index: list(_chunks(segment, widths[index])) for index, segment in enumerate(segments)
-        }
+        widths, chunks = [], dict[int, list[_Chunk]]()
+        for index, segment in enumerate(segments):
+            ranges = list(pairwise((segment.start, *segment.stops)))
+            longest = max(stop - start for start, stop in ranges)
+            size = next((width for width in WIDTHS if longest <= width), WIDTHS[-1])
+            widths.append(size)
+            chunks[index] = [
+                _Chunk(first, min(first + size, stop), number if first + size >= stop else None)
+                for number, (start, stop) in enumerate(ranges)
+                for first in range(start, stop, size)
+            ]
         ranked = sorted(chunks, key=lambda index: (widths[index], -len(chunks[index])))
         limit = _ROWS_AT_ONCE if device.type == "cpu" else None
         self._batches = []
@@ -157,13 +161,6 @@ class _Chunk(NamedTuple):
     start: int
     end: int
     stop: int | None
-
-
-def _chunks(segment: Segment, width: int) -> Iterator[_Chunk]:
-    for number, (start, stop) in enumerate(pairwise((segment.start, *segment.stops))):
-        for first in range(start, stop, width):
-            last = min(first + width, stop)
-            yield _Chunk(first, last, number if last == stop else None)
 
 
 _ARRAYS = 6

@@ -437,23 +437,18 @@ class RunningState:
                     rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures
                 )
             )
-        return actions + self._after_repair(rows) if rows.again else actions
+        if rows.again and rows.stop >= begin:
+            # the map of the tokens behind a span's last recomputed one, if any remain
+            if rows.stop < cache_span.stop:
+                actions.append(self._apply_map(rows.cache_span, rows.stop - cache_span.start))
+            else:
+                self._computed_map = None
+        return actions
 
     def _map_start(self, index: int) -> int:
         """Prompt position of the first token of a cache span that a repair does not recompute."""
         span_plan = self._allocation.plan.cache_spans[index]
         return span_plan.cache_span.start + span_plan.repaired_prefix(self._allocation.plan.repair)
-
-    def _after_repair(self, rows: StateRows) -> list[Action]:
-        """Application of the map of the remaining tokens after a span's last recomputed token, if
-        any remain."""
-        if rows.stop < self._map_start(rows.cache_span):
-            return []
-        cache_span = self._allocation.plan.cache_spans[rows.cache_span].cache_span
-        if rows.stop < cache_span.stop:
-            return [self._apply_map(rows.cache_span, rows.stop - cache_span.start)]
-        self._computed_map = None
-        return []
 
     def _scan_state(self, tokens: _ScanRange) -> list[Action]:
         copy_slot = self._capture(self._states, tokens) if tokens.captured else None

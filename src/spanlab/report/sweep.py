@@ -498,7 +498,16 @@ def rows_table(points: Sequence[SweepPoint]) -> Table:
 def rate_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
     """Token hit rate by arm and value, one table per swept setting."""
     return tuple(
-        _table("token_hit_rate", "token hit rate", key, group, _rate, _RATE_NOTE)
+        _table(
+            "token_hit_rate",
+            "token hit rate",
+            key,
+            group,
+            lambda row: percent_interval(
+                (row.token_hit_rate, row.token_hit_rate_low, row.token_hit_rate_high)
+            ),
+            _RATE_NOTE,
+        )
         for key, group in _groups(points)
     )
 
@@ -506,7 +515,16 @@ def rate_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
 def ttft_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
     """Mean TTFT by arm and value, one table per swept setting."""
     return tuple(
-        _table("ttft_mean_s", "mean TTFT", key, group, _ttft, _TTFT_NOTE)
+        _table(
+            "ttft_mean_s",
+            "mean TTFT",
+            key,
+            group,
+            lambda row: seconds_interval(
+                (row.ttft_mean_s, row.ttft_mean_s_low, row.ttft_mean_s_high)
+            ),
+            _TTFT_NOTE,
+        )
         for key, group in _groups(points)
     )
 
@@ -552,14 +570,6 @@ def _table(
 
 def _cell_at(cells_by_arm: Mapping[tuple[str, Value], Cell], arm: str, value: Value) -> Cell:
     return cells_by_arm.get((arm, value), placeholder("failed"))
-
-
-def _rate(row: SweepRow) -> Cell:
-    return percent_interval((row.token_hit_rate, row.token_hit_rate_low, row.token_hit_rate_high))
-
-
-def _ttft(row: SweepRow) -> Cell:
-    return seconds_interval((row.ttft_mean_s, row.ttft_mean_s_low, row.ttft_mean_s_high))
 
 
 def failures(points: Sequence[SweepPoint]) -> list[str]:

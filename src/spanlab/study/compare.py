@@ -510,11 +510,7 @@ class Compare:
             raise ValueError(f"runs={self.runs}: expected two folders or more")
 
 
-def _check(settings: Compare, root: Path) -> None:
-    compare(finished_runs(settings.runs))
-
-
-@entry("compare", Compare, check=_check)
+@entry("compare", Compare, check=lambda settings, root: compare(finished_runs(settings.runs)))
 def run_compare(settings: Compare, run: str, root: Path) -> Path:
     """Compare runs, print the tables, write a run folder, and return the folder."""
     started = time.perf_counter()

@@ -108,11 +108,7 @@ class Export:
             )
 
 
-def _check(settings: Export, root: Path) -> None:
-    arrived_requests(settings, root)
-
-
-@entry("export", Export, check=_check)
+@entry("export", Export, check=lambda settings, root: arrived_requests(settings, root))
 def run_export(settings: Export, run: str, root: Path) -> None:
     """Write the file, and print one line that describes it; `root` is the folder of outputs."""
     path, writer = Path(settings.writer.path), settings.writer

@@ -190,24 +190,18 @@ def _run(name: str, stage: Stage, folder: Path, home: Path, remaining_s: float) 
         process = subprocess.Popen(
             command, cwd=home, stdout=log, stderr=log, start_new_session=True
         )
-        status = _wait(process, limit_s)
+        try:
+            code = process.wait(limit_s)
+            status = DONE if code == 0 else f"{FAILED}: exit code {code}"
+        except subprocess.TimeoutExpired:
+            status = f"{FAILED}: took longer than {limit_s / 60:.1f} minutes"
+        finally:  # at the time limit, or on an interrupt
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     seconds = time.monotonic() - started
     _print(f"{name}: {status} after {seconds / 60:.1f} minutes")
     return Outcome(status, round(seconds, 1), at_commit, stage.command)
-
-
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a process and return the status; kill its process group at the time limit or on an
-    interrupt."""
-    try:
-        code = process.wait(limit_s)
-        return DONE if code == 0 else f"{FAILED}: exit code {code}"
-    except subprocess.TimeoutExpired:
-        return f"{FAILED}: took longer than {limit_s / 60:.1f} minutes"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _copy_results(folder: Path, card: Path, patterns: list[str], home: Path) -> None:

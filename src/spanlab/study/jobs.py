@@ -179,7 +179,9 @@ class Jobs:
 
     def __init__(self, study: Study, requests: tuple[Request, ...]) -> None:
         self.study, self.requests = study, requests
-        self.arrivals = cache(self._arrivals)
+        self.arrivals = cache(
+            lambda cell: build_arrivals(study, requests, cell.seed, cell.rate_rps)
+        )
         self._seen = cache(self._find_seen)
 
     def job(self, arm: str, cell: RunCell, files: ArmFiles, rules: BatchRules | None = None) -> Job:
@@ -230,9 +232,6 @@ class Jobs:
         if self.study.arrivals.clients is not None or any(request.after for request in requests):
             return None  # the order of arrival follows from the run
         return seen_tokens(requests)
-
-    def _arrivals(self, cell: RunCell) -> list[Request]:
-        return build_arrivals(self.study, self.requests, cell.seed, cell.rate_rps)
 
 
 # ------------------------------------------------------------------------------

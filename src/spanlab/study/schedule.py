@@ -45,11 +45,7 @@ def checked_cases(settings: Schedule) -> dict[str, Case]:
     return cases
 
 
-def _check(settings: Schedule, root: Path) -> None:
-    checked_cases(settings)
-
-
-@entry("schedule", Schedule, check=_check)
+@entry("schedule", Schedule, check=lambda settings, root: checked_cases(settings))
 def run_schedule(settings: Schedule, run: str, root: Path) -> None:
     """Read the cases, schedule each, and write the decisions."""
     from spanlab.schedule import PRESETS, schedule

@@ -351,7 +351,7 @@ def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[Worklo
         )
     text = {
         "__doc__": getdoc(reader) if declared is OfFunction else declared.__doc__,
-        "__reduce__": _reduce,
+        "__reduce__": lambda settings: (_restored, (settings.kind, vars(settings))),
     }
     return make_dataclass(
         name, [*keys, ("kind", str, field(name, None, "the kind"))], bases=bases, namespace=text
@@ -360,10 +360,6 @@ def _with_parameters(name: str, declared: type[WorkloadSettings]) -> type[Worklo
 
 def _types(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) is UnionType else (hint,)
-
-
-def _reduce(settings: WorkloadSettings) -> tuple[Any, ...]:
-    return _restored, (settings.kind, vars(settings))
 
 
 def _restored(kind: str, values: dict[str, Any]) -> WorkloadSettings:

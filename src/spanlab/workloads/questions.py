@@ -55,10 +55,9 @@ class PromptWriter:
         check_bos(np.concatenate([head, tokenizer.encode(gaps[-1])]), tokenizer)
         self.name, self._tokenizer, self._opening = tokenizer.name, tokenizer, gaps[-1]
         self.head = Span(head, reusable=True)
-        self.passage = cache(self._passage)
-
-    def _passage(self, text: str) -> Span:
-        return Span(self._literal(f"{text}{_BLANK_LINE}"), independent=True)
+        self.passage = cache(
+            lambda text: Span(self._literal(f"{text}{_BLANK_LINE}"), independent=True)
+        )
 
     def question(self, question: Question) -> Span:
         """Return the span of the question with its options, and of the assistant turn up to the

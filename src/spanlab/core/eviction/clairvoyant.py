@@ -117,22 +117,19 @@ def future_paths(facts: EvictionFacts, order: str) -> FuturePaths:
     return paths
 
 
-def _follow_nothing(item: object) -> None:
-    """Do nothing: the position of a state follows from its node."""
-
-
 class Belady(RankedHeap[RankedT]):
     """Entries by a rank that falls when a request is admitted, so that it is computed again at
     every use.
 
-    `follow`  is called with each new entry before it is ranked
+    `follow`  is called with each new entry before it is ranked; the position of a state follows
+              from its node
     """
 
     def __init__(
         self,
         kind: Kind[RankedT],
         rank: Callable[[RankedT], Key],
-        follow: Callable[[RankedT], None] = _follow_nothing,
+        follow: Callable[[RankedT], None] = lambda item: None,
     ) -> None:
         super().__init__(kind, rank)
         self._follow = follow

@@ -245,10 +245,6 @@ class WatchingCandidates(Candidates[RankedT], Protocol):
         ...
 
 
-def _ignore_request(request: Request) -> None:
-    """Do nothing: most orders read entries only."""
-
-
 @dataclass(frozen=True)
 class PinRules:
     """Rules by which entries stay locked for `ttl_ns` nanoseconds, independent of the eviction
@@ -283,7 +279,7 @@ class EvictionOrder:
     whole_leaves: bool = False
     by_block: bool = False
     pins: PinRules | None = None
-    admitted: Callable[[Request], None] = _ignore_request
+    admitted: Callable[[Request], None] = lambda request: None  # most orders read entries only
 
 
 def ranked(
@@ -452,15 +448,13 @@ def lfu() -> EvictionOrder:
     return _by("uses", "used")
 
 
-def _longest(node: Node) -> Key:
-    return node.start - node.depth, node.used, node.serial
-
-
 @EVICTION_ORDERS.register("longest")
 def longest() -> EvictionOrder:
     """The longest leaf first, which frees most memory at once; ties, and states, by least recent
     use."""
-    return ranked(_longest, _BY_USE, by_block=True)
+    return ranked(
+        lambda node: (node.start - node.depth, node.used, node.serial), _BY_USE, by_block=True
+    )
 
 
 @EVICTION_ORDERS.register("shallowest")

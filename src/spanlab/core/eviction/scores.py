@@ -40,8 +40,10 @@ class Gdsf(Generic[RankedT]):
 
     def __init__(self, kind: Kind[RankedT], clock: Clock) -> None:
         self._kind, self._clock = kind, clock
-        self._queue = EvictionQueue(self._rank, kind.may_leave)
         self._value: dict[RankedT, float] = {}
+        self._queue: EvictionQueue[RankedT] = EvictionQueue(
+            lambda item: (self._value.get(item, 0.0), item.serial), kind.may_leave
+        )
 
     def add(self, items: Sequence[RankedT]) -> None:
         for item in items:
@@ -70,9 +72,6 @@ class Gdsf(Generic[RankedT]):
     def _value_now(self, item: RankedT) -> float:
         saved = self._kind.work(item) / max(1, self._kind.num_bytes(item))
         return self._clock.value + (item.uses + 1) * saved
-
-    def _rank(self, item: RankedT) -> Key:
-        return self._value.get(item, 0.0), item.serial
 
 
 # ------------------------------------------------------------------------------
@@ -118,18 +117,15 @@ class Marconi(Generic[RankedT]):
         self._free = dict.fromkeys(candidates)
         if not candidates:
             return None
-        scores = self._scores(candidates)
+        used = np.array([item.used for item in candidates], dtype=np.float64)
+        saved = np.array(
+            [self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in candidates]
+        )
+        scores = _scaled(1.0 / (used.max() - used + 1.0)) + self.alpha * _scaled(saved)
         score, _, item = min(
             zip(scores.tolist(), [item.serial for item in candidates], candidates, strict=True)
         )
         return (score, item.serial), item
-
-    def _scores(self, items: list[RankedT]) -> NDArray[np.float64]:
-        used = np.array([item.used for item in items], dtype=np.float64)
-        saved = np.array(
-            [self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in items]
-        )
-        return _scaled(1.0 / (used.max() - used + 1.0)) + self.alpha * _scaled(saved)
 
 
 def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -363,18 +359,18 @@ class ReuseRates:
         index = self._index.get(reuse_class)
         if index is None:
             coarse = reuse_class.coarse
-            index = self._index.get(coarse) or self._make_index(coarse)
+            index = self._index.get(coarse)
+            if index is None:
+                reuses, time = self._reuses.sum(axis=0), self._time.sum(axis=0)
+                common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
+                row = self._row.get(coarse)
+                reused, at_risk = (
+                    (0.0, 0.0) if row is None else (self._reuses[row], self._time[row])
+                )
+                rates: Floats = (reused + 1.0) / (at_risk + 1.0 / common)
+                index = index_of(rates).tolist()
             self._index[reuse_class] = self._index[coarse] = index
         return index[interval_of(age)]
-
-    def _make_index(self, coarse: ReuseClass) -> list[float]:
-        reuses, time = self._reuses.sum(axis=0), self._time.sum(axis=0)
-        common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
-        row = self._row.get(coarse)
-        reused, at_risk = (0.0, 0.0) if row is None else (self._reuses[row], self._time[row])
-        rates: Floats = (reused + 1.0) / (at_risk + 1.0 / common)
-        indexes: list[float] = index_of(rates).tolist()
-        return indexes
 
 
 # ------------------------------------------------------------------------------

@@ -54,13 +54,9 @@ def segment_length(facts: EvictionFacts, alpha: Alpha = 1.0) -> EvictionOrder:
     """
     return both(
         replace(facts, default_cost="tokens"),
-        lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha),
+        # entries of size one, so that work is not divided by bytes
+        lambda kind: Marconi(replace(kind, num_bytes=lambda item: 1), alpha),
     )
-
-
-def _unit_size(item: object) -> int:
-    """A size of one for every entry, so that work is not divided by bytes."""
-    return 1
 
 
 above_one = Bounds("a number above one", lambda value: 1 < value < math.inf)

@@ -24,7 +24,6 @@ from spanlab.core.request import Request
 from spanlab.core.rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tiers import Key, Load, LoadNote, Tiers, overlapped
-from spanlab.core.tree import State
 from spanlab.records import NS, Record, RunRow
 
 # ------------------------------------------------------------------------------
@@ -391,20 +390,13 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         super().__init__(tree, tiers, steps)
         self._names = PathNames()
         tree.store.tree.watchers.append(self._names)
-        tree.store.on_stored, tree.store.before_drop = self._stored, self._leaving
+        tree.store.on_stored = lambda state: tiers.published(self._names.of_state(state))
+        tree.store.before_drop = lambda state: tiers.evicted(self._names.of_state(state))
         self._waiting: dict[Load, WaitingRequest] = {}
 
     @property
     def store(self) -> Store:
         return self._policy.store
-
-    # -- callbacks of the store --------------------------------------------------------------------
-
-    def _stored(self, state: State) -> None:
-        self.tiers.published(self._names.of_state(state))
-
-    def _leaving(self, state: State) -> None:
-        self.tiers.evicted(self._names.of_state(state))
 
     # -- matching ----------------------------------------------------------------------------------
 
@@ -597,26 +589,23 @@ def tiered_row(row: RunRow, policy: OverTiers[Any]) -> TieredRunRow:
     """Return the row of a finished run with the transfers of its tiers."""
     shared = {column.name: getattr(row, column.name) for column in fields(row)}
     end = round(row.makespan_s / NS)
-    tiers = [_tier_row(policy, number, end) for number in range(len(policy.tiers))]
+    tiers = [
+        TierRow(
+            name=tier.name,
+            capacity_bytes=tier.capacity,
+            resident_peak_bytes=tier.peak,
+            loaded_bytes=policy.tiers.loaded_bytes[number],
+            written_bytes=tier.counts.written * tier.block_bytes,
+            loaded_blocks=tier.counts.loaded,
+            small_loaded_blocks=tier.counts.loaded_small,
+            taken_blocks=tier.counts.taken,
+            written_blocks=tier.counts.written,
+            quantised_blocks=tier.counts.quantised,
+            demoted_blocks=tier.counts.demoted,
+            evicted_blocks=tier.counts.evicted,
+            refused_blocks=tier.counts.refused,
+            mean_transfers=policy.tiers.links[number].mean_in_flight(end),
+        )
+        for number, tier in enumerate(policy.tiers.tiers)
+    ]
     return TieredRunRow(**shared, tiers=tiers)
-
-
-def _tier_row(policy: OverTiers[Any], number: int, end: int) -> TierRow:
-    tier = policy.tiers.tiers[number]
-    counts = tier.counts
-    return TierRow(
-        name=tier.name,
-        capacity_bytes=tier.capacity,
-        resident_peak_bytes=tier.peak,
-        loaded_bytes=policy.tiers.loaded_bytes[number],
-        written_bytes=counts.written * tier.block_bytes,
-        loaded_blocks=counts.loaded,
-        small_loaded_blocks=counts.loaded_small,
-        taken_blocks=counts.taken,
-        written_blocks=counts.written,
-        quantised_blocks=counts.quantised,
-        demoted_blocks=counts.demoted,
-        evicted_blocks=counts.evicted,
-        refused_blocks=counts.refused,
-        mean_transfers=policy.tiers.links[number].mean_in_flight(end),
-    )

@@ -179,7 +179,20 @@ def running(launch: Launch) -> Iterator[RunningServer]:
     command = [str(kind.python()) if first == "python" else first, *words]
     with launch.log.open("ab") as log, _guarded(command, kind.variables(launch), log) as process:
         base_url = f"http://{LOOPBACK}:{launch.port}"
-        _await(process, f"{base_url}{kind.health_path}", settings.start_timeout_s, launch)
+        timeout_s = settings.start_timeout_s
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if (status := process.poll()) is not None:
+                raise ValueError(_ended(launch, "did not start", status))
+            if _is_healthy(f"{base_url}{kind.health_path}"):
+                break
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    _described(
+                        launch, f"did not answer within server.start_timeout_s={timeout_s:g}"
+                    )
+                )
+            time.sleep(_PERIOD_S)
         yield RunningServer(kind, launch, base_url, process)
 
 
@@ -202,20 +215,6 @@ def _guarded(
         assert process.stdin is not None
         process.stdin.close()
         process.wait()
-
-
-def _await(process: subprocess.Popen[bytes], url: str, timeout_s: float, launch: Launch) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        if (status := process.poll()) is not None:
-            raise ValueError(_ended(launch, "did not start", status))
-        if _is_healthy(url):
-            return
-        if time.monotonic() > deadline:
-            raise ValueError(
-                _described(launch, f"did not answer within server.start_timeout_s={timeout_s:g}")
-            )
-        time.sleep(_PERIOD_S)
 
 
 def _is_healthy(url: str) -> bool:
@@ -346,13 +345,19 @@ class LlamaCpp(EmbeddedServer):
         study = launch.study
         (arm,) = study.chosen()
         rules = POLICIES.schema(self.policy)(**study.arms[arm].options)
+        # the tokens of all slots, in equal parts where each has its own
+        limit = min(study.store.budget.total_bytes, study.store.budget.kv_bytes)
+        unit = _CONTEXT_UNIT * (1 if rules.kv_unified else rules.parallel)
+        if limit >= UNLIMITED:  # each slot takes the longest request
+            context = math.ceil(rules.parallel * launch.longest / unit) * unit
+        else:
+            tokens = limit // held_token_bytes(study.model, study.batch)
+            context = max(unit, tokens // unit * unit)
         options = {
             "alias": study.model.name,
             "host": LOOPBACK,
             "port": launch.port,
-            "ctx-size": _slots_context(
-                launch, 1 if rules.kv_unified else rules.parallel, rules.parallel
-            ),
+            "ctx-size": context,
             "parallel": rules.parallel,
             "batch-size": study.batch.max_num_batched_tokens,
             "slot-prompt-similarity": rules.slot_prompt_similarity,
@@ -367,19 +372,6 @@ class LlamaCpp(EmbeddedServer):
         model = launch.folder / "model.gguf"
         words = [str(_LLAMA_SERVER), str(served_folder(study)), str(model), "--", *given, *flags]
         return ["python", "-I", *words, *study.server.arguments]
-
-
-def _slots_context(launch: Launch, parts: int, slots: int) -> int:
-    """Return the tokens of all slots, in `parts` equal parts; without a limit, each slot takes the
-    longest request."""
-    budget = launch.study.store.budget
-    limit = min(budget.total_bytes, budget.kv_bytes)
-    unit = _CONTEXT_UNIT * parts
-    if limit >= UNLIMITED:
-        return math.ceil(slots * launch.longest / unit) * unit
-    return max(
-        unit, limit // held_token_bytes(launch.study.model, launch.study.batch) // unit * unit
-    )
 
 
 # ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ the clients' timing came out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -343,9 +343,21 @@ class LiveRun:
         }
         if start.draft_tokens:
             content |= {"draft_tokens": start.draft_tokens, "draft_method": start.draft_method}
-        return Case.model_validate(
-            content | {"requests": [_request(served, start) for served in self.requests]}
-        )
+        content["requests"] = [
+            {
+                "tokens": served.tokens,
+                "output_len": served.output_len,
+                "arrive_step": served.arrive_step,
+                "priority": served.priority,
+                "abort_step": served.abort_step,
+                "cache_salt": served.salt,
+                # An aborted request has no end of its output; the case aborts it before that.
+                "output": served.output + [0] * (served.output_len - len(served.output)),
+                "drafts": served.drafts if start.draft_tokens else None,
+            }
+            for served in self.requests
+        ]
+        return Case.model_validate(content)
 
 
 def _groups(start: Start) -> dict[str, Any]:
@@ -368,21 +380,6 @@ def _groups(start: Start) -> dict[str, Any]:
         "mamba_mode": mode,
         "state_groups": states,
         "retention": start.retention,
-    }
-
-
-def _request(served: Served, start: Start) -> dict[str, Any]:
-    # An aborted request has no end of its output; the case aborts it before it gets there.
-    output = served.output + [0] * (served.output_len - len(served.output))
-    return {
-        "tokens": served.tokens,
-        "output_len": served.output_len,
-        "arrive_step": served.arrive_step,
-        "priority": served.priority,
-        "abort_step": served.abort_step,
-        "cache_salt": served.salt,
-        "output": output,
-        "drafts": served.drafts if start.draft_tokens else None,
     }
 
 
@@ -464,7 +461,12 @@ def meet(run: LiveRun, preset: str, state_bytes: int = 0) -> Rendezvous:
         times = (sequence.admitted_at, sequence.first_token_at - 1, sequence.finished_at - 1)
         decided[sequence.request.id] = Decided(reused, *times, sequence.preemptions)
 
-    ours = list(_numbered(schedule(case, policy, ended, computes).steps))
+    ours: list[dict[str, int]] = []
+    for decided_step in schedule(case, policy, ended, computes).steps:
+        if "empty" in decided_step:  # a run of empty steps is one entry
+            ours += ({} for _ in range(decided_step["empty"]))
+        else:
+            ours.append(decided_step)
     numbers = {served.id: str(number) for number, served in enumerate(run.requests)}
     theirs = [{numbers[name]: count for name, count in step.tokens.items()} for step in run.steps]
     longest = max(len(ours), len(theirs))
@@ -488,15 +490,6 @@ def other_release(run: LiveRun, preset: str) -> tuple[str, ...]:
 
 def _at(steps: Sequence[dict[str, int]], number: int) -> dict[str, int] | None:
     return steps[number] if number < len(steps) else None
-
-
-def _numbered(steps: Sequence[dict[str, int]]) -> Iterator[dict[str, int]]:
-    """Yield steps one by one; a run of empty ones is one entry."""
-    for step in steps:
-        if "empty" in step:
-            yield from ({} for _ in range(step["empty"]))
-        else:
-            yield step
 
 
 # ------------------------------------------------------------------------------

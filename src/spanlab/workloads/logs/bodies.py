@@ -422,7 +422,13 @@ class BodyParser:
                 first + others, tuple(gemini_tools(body.get("tools"))), (), _history(body)
             ), sizes
         given = [tool for key in ("tools", "functions") for tool in _listed(body, key)]
-        tools = tuple(map(_without_marks, [*given, *converse_tools(body.get("toolConfig"))]))
+        # without `cache_control`, which marks where a cache ends
+        tools = tuple(
+            {key: value for key, value in tool.items() if key != "cache_control"}
+            if isinstance(tool, dict)
+            else tool
+            for tool in (*given, *converse_tools(body.get("toolConfig")))
+        )
         documents = tuple(_listed(body, "documents"))
         if body.get("messages") is not None:
             first = self._system(body, "system")
@@ -623,15 +629,6 @@ def _listed(body: Mapping[str, Any], key: str) -> list[Any]:
     if not isinstance(value, list):
         raise BadFieldError(key, f"a list, not {value!r:.40}")
     return value
-
-
-def _without_marks(tool: Any) -> Any:
-    """Return a tool's definition without `cache_control`, which marks where a cache ends."""
-    return (
-        {key: value for key, value in tool.items() if key != "cache_control"}
-        if isinstance(tool, dict)
-        else tool
-    )
 
 
 def _holds_text(value: Any) -> bool:

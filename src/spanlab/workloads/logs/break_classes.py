@@ -335,24 +335,6 @@ def _is_stamp(difference: Difference) -> bool:
     return all(CLOCK.search(word) for word in words) or bool(_STAMP_CUE.search(head))
 
 
-def _is_id(difference: Difference) -> bool:
-    return difference.matches(ID) is not None or difference.matches(_NUMBER, _ID_CUE) is not None
-
-
-def _is_counter(difference: Difference) -> bool:
-    return difference.role in _OF_APPLICATION and difference.matches(_NUMBER) is not None
-
-
-def _is_name(difference: Difference) -> bool:
-    return (
-        difference.matches(_EMAIL) is not None or difference.matches(_NAME, _NAME_CUE) is not None
-    )
-
-
-def _is_parameter(difference: Difference) -> bool:
-    return bool(difference.parameter) or difference.matches(_VALUE, _PARAMETER_CUE) is not None
-
-
 def _is_reasoning_of_template(difference: Difference) -> bool:
     """Return whether what a template renders is equal without its reasoning."""
     if not difference.by_template:
@@ -546,33 +528,12 @@ def _is_edit(difference: Difference) -> bool:
     return difference.goes_on or sum(map(len, again)) >= RECURRING
 
 
-def _is_system_prompt(difference: Difference) -> bool:
-    return "system" in difference.roles
-
-
-def _has_no_system_prompt(difference: Difference) -> bool:
-    """Return whether one of the prompts has a system prompt in the place of another part."""
-    return len(difference.roles) == 2 and "system" in difference.roles
-
-
-def _is_new_text(difference: Difference) -> bool:
-    return difference.role in ("user", "assistant", "tool", "prompt", "rendered")
-
-
 class BreakRule(NamedTuple):
     """A class of breaks, a rule that holds for it, and what the rule has seen."""
 
     kind: str
     holds: Rule
     reason: str
-
-
-def _is_stamp_of_template(difference: Difference) -> bool:
-    return difference.by_template and difference.matches(STAMP) is not None
-
-
-def _is_marks_of_template(difference: Difference) -> bool:
-    return difference.by_template and _is_marks(difference)
 
 
 _GOES_ON = "the messages go on, and what is rendered parts"
@@ -585,10 +546,14 @@ RULES = (
         _is_reasoning_of_template,
         f"{_GOES_ON}: it is equal without its reasoning",
     ),
-    BreakRule("template_date", _is_stamp_of_template, f"{_GOES_ON}, at a date or time"),
+    BreakRule(
+        "template_date",
+        lambda difference: difference.by_template and difference.matches(STAMP) is not None,
+        f"{_GOES_ON}, at a date or time",
+    ),
     BreakRule(
         "template_marks",
-        _is_marks_of_template,
+        lambda difference: difference.by_template and _is_marks(difference),
         f"{_GOES_ON}: it is equal without the marks around messages",
     ),
     BreakRule("template", lambda difference: difference.by_template, _GOES_ON),
@@ -604,7 +569,7 @@ RULES = (
     ),
     BreakRule(
         "changed_system_prompt",
-        _has_no_system_prompt,
+        lambda difference: len(difference.roles) == 2 and "system" in difference.roles,
         "one side has no system prompt, or a shorter one",
     ),
     BreakRule(
@@ -621,20 +586,33 @@ RULES = (
     BreakRule("time_stamp", _is_stamp, f"both sides have a date or time {_AT}"),
     BreakRule(
         "request_id",
-        _is_id,
+        lambda difference: (
+            difference.matches(ID) is not None or difference.matches(_NUMBER, _ID_CUE) is not None
+        ),
         f"both sides have an id, or a number with a word such as request, {_AT}",
     ),
     BreakRule(
         "user_name",
-        _is_name,
+        lambda difference: (
+            difference.matches(_EMAIL) is not None
+            or difference.matches(_NAME, _NAME_CUE) is not None
+        ),
         f"both sides have an address, or a name behind a word such as user, {_AT}",
     ),
     BreakRule(
         "changed_parameter",
-        _is_parameter,
+        lambda difference: (
+            bool(difference.parameter) or difference.matches(_VALUE, _PARAMETER_CUE) is not None
+        ),
         f"both sides have a value behind a word such as effort {_AT}",
     ),
-    BreakRule("request_id", _is_counter, f"both sides have a number {_AT}"),
+    BreakRule(
+        "request_id",
+        lambda difference: (
+            difference.role in _OF_APPLICATION and difference.matches(_NUMBER) is not None
+        ),
+        f"both sides have a number {_AT}",
+    ),
     BreakRule(
         "changed_tools",
         lambda difference: "tools" in difference.roles,
@@ -669,9 +647,15 @@ RULES = (
         "edited_history", _is_edit, "the conversation is the same, and one of its messages differs"
     ),
     BreakRule(
-        "changed_system_prompt", _is_system_prompt, "the system prompts differ in more than a word"
+        "changed_system_prompt",
+        lambda difference: "system" in difference.roles,
+        "the system prompts differ in more than a word",
     ),
-    BreakRule("new_text", _is_new_text, "nothing behind the difference is the same"),
+    BreakRule(
+        "new_text",
+        lambda difference: difference.role in ("user", "assistant", "tool", "prompt", "rendered"),
+        "nothing behind the difference is the same",
+    ),
 )
 OTHER = BreakRule("other", lambda difference: True, "no rule holds")
 

@@ -299,16 +299,16 @@ def gemini_cli() -> LogFormat:
     """A session of Gemini CLI, or a folder of sessions; one request per message of the model."""
     return LogFormat(
         looks_for="JSON or JSONL with sessionId, projectHash and messages of the types user and gemini, or a folder",
-        recognises=lambda file: folder_has(file, _is_session, SUFFIXES),
+        recognises=lambda file: folder_has(
+            file,
+            lambda row: isinstance(row.get("sessionId"), str) and "projectHash" in row,
+            SUFFIXES,
+        ),
         read=read_sessions(_calls, SUFFIXES, _TIMES),
         ids=Ids.CONTENT,
         fields=("sessionId", "projectHash", "messages"),
         marks=(frozenset({"sessionId", "projectHash"}),),
     )
-
-
-def _is_session(row: dict[str, Any]) -> bool:
-    return isinstance(row.get("sessionId"), str) and "projectHash" in row
 
 
 @dataclass(eq=False)
@@ -444,7 +444,7 @@ def _contents(rows: list[Row]) -> list[dict[str, Any]]:
     they are not yet."""
     parts = [_parts(row.get("content")) for row in rows]
     named = {
-        (key, _id(piece[key]))
+        (key, piece[key].get("id") if isinstance(piece[key], Mapping) else None)
         for several in parts
         for piece in several
         for key in _FUNCTIONS
@@ -472,10 +472,6 @@ def _contents(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 _FUNCTIONS = ("functionCall", "functionResponse")
-
-
-def _id(function: Any) -> Any:
-    return function.get("id") if isinstance(function, Mapping) else None
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

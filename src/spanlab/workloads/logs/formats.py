@@ -328,15 +328,13 @@ def sglang() -> LogFormat:
     """One finished request per line; lines of other events are skipped."""
     return LogFormat(
         looks_for="JSONL with input_ids or obj.input_ids, or a text log with `Finish: … input_ids=[`",
-        recognises=_sglang_recognises,
+        recognises=lambda file: (
+            _is_json(file) or (b"Finish:" in file.head and _IDS.search(file.head) is not None)
+        ),
         read=_sglang_read_entries,
         ids=Ids.CHAINED,
         fields=("input_ids",),
     )
-
-
-def _sglang_recognises(file: LogFile) -> bool:
-    return _is_json(file) or (b"Finish:" in file.head and _IDS.search(file.head) is not None)
 
 
 def _is_json(file: LogFile) -> bool:

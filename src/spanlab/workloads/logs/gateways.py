@@ -385,17 +385,20 @@ def helicone() -> LogFormat:
     """One request per line or item, with its prompt if the export has bodies."""
     return LogFormat(
         looks_for="JSON of Helicone: request_id, request_created_at and request_body or prompt_tokens",
-        recognises=lambda file: folder_has(file, _is_helicone, SUFFIXES),
+        recognises=lambda file: folder_has(
+            file,
+            lambda row: any(
+                "request_created_at" in each
+                and {"request_body", "prompt_tokens", "signed_body_url"} & each.keys()
+                for each in _page(row)
+            ),
+            SUFFIXES,
+        ),
         read=read_spans(partial(_listed, parse=_helicone), NESTED),
         ids=Ids.CONTENT,
         fields=("request_id", "request_created_at", "request_body"),
         marks=(frozenset({"request_created_at", "response_status"}),),
     )
-
-
-def _is_helicone(row: dict[str, Any]) -> bool:
-    content = {"request_body", "prompt_tokens", "signed_body_url"}
-    return any("request_created_at" in each and bool(content & each.keys()) for each in _page(row))
 
 
 def _page(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -486,16 +489,17 @@ def portkey() -> LogFormat:
     """One request per line, with its prompt if the export has the column `request`."""
     return LogFormat(
         looks_for="JSONL of Portkey: created_at, ai_model and req_units or request",
-        recognises=lambda file: folder_has(file, _is_portkey, SUFFIXES),
+        recognises=lambda file: folder_has(
+            file,
+            lambda row: any(
+                "created_at" in each and {"req_units", "ai_model"} & each.keys()
+                for each in _page(row)
+            ),
+            SUFFIXES,
+        ),
         read=read_spans(partial(_listed, parse=_portkey), NESTED),
         ids=Ids.CONTENT,
         fields=("created_at", "req_units", "ai_model"),
-    )
-
-
-def _is_portkey(row: dict[str, Any]) -> bool:
-    return any(
-        "created_at" in each and {"req_units", "ai_model"} & each.keys() for each in _page(row)
     )
 
 
@@ -537,15 +541,13 @@ def openrouter() -> LogFormat:
     """One record of a generation per line, as the interface of OpenRouter returns them."""
     return LogFormat(
         looks_for="JSON of OpenRouter: native_tokens_prompt and native_tokens_cached",
-        recognises=lambda file: folder_has(file, _is_openrouter, SUFFIXES),
+        recognises=lambda file: folder_has(
+            file, lambda row: any("native_tokens_prompt" in each for each in _page(row)), SUFFIXES
+        ),
         read=read_spans(partial(_listed, parse=_openrouter), NESTED),
         ids=Ids.CONTENT,
         fields=("native_tokens_prompt", "created_at"),
     )
-
-
-def _is_openrouter(row: dict[str, Any]) -> bool:
-    return any("native_tokens_prompt" in each for each in _page(row))
 
 
 def _openrouter(row: Row) -> Span:
@@ -576,16 +578,18 @@ def sagemaker() -> LogFormat:
     request."""
     return LogFormat(
         looks_for="JSONL with captureData.endpointInput.data and eventMetadata",
-        recognises=lambda file: folder_has(file, _is_capture, SUFFIXES),
+        recognises=lambda file: folder_has(
+            file,
+            lambda row: (
+                isinstance(row.get("captureData"), dict) and "endpointInput" in row["captureData"]
+            ),
+            SUFFIXES,
+        ),
         read=read_spans(_captures_of, NESTED),
         ids=Ids.CONTENT,
         fields=("captureData", "eventMetadata"),
         marks=(frozenset({"captureData"}),),
     )
-
-
-def _is_capture(row: dict[str, Any]) -> bool:
-    return isinstance(row.get("captureData"), dict) and "endpointInput" in row["captureData"]
 
 
 def _captures_of(row: Row, refuse: Refuse) -> Iterator[Span]:

@@ -309,7 +309,16 @@ def _span(path: str, span: Any, resource: Mapping[str, Any]) -> Span:
     )
     if not result.is_call:
         return result
-    first = next((value for key in _FIRST_TOKEN if _is_number(value := attributes.get(key))), None)
+    first = next(
+        (
+            value
+            for key in _FIRST_TOKEN
+            if isinstance(value := attributes.get(key), (int, float))
+            and not isinstance(value, bool)
+            and 0 <= value < 1e6
+        ),
+        None,
+    )
     result.first_token = np.nan if first is None or start is None else start + float(first)
     session = _text(attributes, resource, _SESSIONS)
     result.session, result.tenant = session or result.trace, _text(attributes, resource, _TENANTS)
@@ -324,10 +333,6 @@ def _span(path: str, span: Any, resource: Mapping[str, Any]) -> Span:
     result.identity = () if model is None else (("model", model),)
     result.body = partial(_body, attributes, span.get("events"))
     return result
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e6
 
 
 def _time(row: Row, *names: str) -> float | None:

@@ -127,7 +127,9 @@ class Row:
     def numbers(self, name: str) -> list[float]:
         """Return a field that is a list of finite numbers."""
         values = self.get(name)
-        if not isinstance(values, list) or not all(map(_is_finite, values)):
+        if not isinstance(values, list) or any(
+            isinstance(value, str) or _to_number(value) is None for value in values
+        ):
             raise BadFieldError(name, f"a list of numbers{actual(values)}")
         return values
 
@@ -198,10 +200,6 @@ def _to_integer(value: object) -> int | None:
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     return value if isinstance(value, int) else None
-
-
-def _is_finite(value: object) -> bool:
-    return not isinstance(value, str) and _to_number(value) is not None
 
 
 def _to_number(value: object) -> float | None:

@@ -116,8 +116,9 @@ def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[E
     def entries(file: LogFile) -> Iterator[Entry]:
         tree = _Tree(has_batches=file.content.file.is_dir())
         for inner in map(replace, file.files(SUFFIXES)):
+            # a span with an invalid field is passed over; the second reading names it
             for spans in inner.parsed(
-                lambda item, _: [*spans_of(parse_object(item), _ignore)], counts=False
+                lambda item, _: [*spans_of(parse_object(item), lambda problem: None)], counts=False
             ):
                 tree.has_batches |= sum(span.is_call for span in spans) > 1
                 for span in spans:
@@ -142,10 +143,6 @@ def read_spans(spans_of: SpansOf, around: str) -> Callable[[LogFile], Iterator[E
             yield entry
 
     return entries
-
-
-def _ignore(problem: str) -> None:
-    """Pass over a span with an invalid field, which the second reading names."""
 
 
 class _Requests:
