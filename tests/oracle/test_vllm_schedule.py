@@ -34,6 +34,7 @@ from .vllm_cases import (
     make_local_modules_case,
     make_modules_case,
     make_priority_case,
+    make_reordered_case,
     make_salted_case,
     make_uncached_async_case,
     make_uncached_async_drafted_case,
@@ -195,7 +196,7 @@ def test_first_block_is_stored_before_all_modules_have_written_the_second(tmp_pa
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("release", PRESETS)
-@pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case, make_local_modules_case])
+@pytest.mark.parametrize("make", [*MAKERS.values(), make_inner_case, make_local_modules_case, make_reordered_case])
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make, release):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}
