@@ -28,11 +28,13 @@ class ChunkSizes:
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self._policy, self._rules, self._chunked = policy, rules, rules.enable_chunked_prefill
         self._most_rows, self._reach = rules.max_num_batched_tokens, rules.speculation.reach
+        self._longest_chunk = rules.longest_chunk
 
     def start_step(self, num_requests: int) -> None:
         """Begin a step of `num_requests` that run or wait, of which each gets a limited number of
         rows."""
-        self._most_rows = self._rules.most_rows(num_requests)
+        if self._rules.long_prefill_token_threshold:
+            self._most_rows = self._rules.most_rows(num_requests)
 
     def share(self, budget: int) -> int:
         """Return the part of a step's remaining budget that one sequence may use."""
@@ -56,7 +58,7 @@ class ChunkSizes:
     def _end(self, plan: ReusePlan, start: int, stop: int, generated: int) -> int:
         """Return where a chunk that may reach `stop` ends: not among the last tokens that a drafter
         reads ahead."""
-        end = self._policy.chunk_end(plan, start, stop, self._rules.longest_chunk, generated)
+        end = self._policy.chunk_end(plan, start, stop, self._longest_chunk, generated)
         last = plan.prompt + generated
         return max(start, min(end, last - self._reach)) if end < last else end
 
@@ -78,7 +80,7 @@ class ChunkSizes:
         """Whether the first chunk has tokens, but would leave fewer of a prompt than a drafter
         reads ahead."""
         start, stop = plan.resume, min(plan.prompt + generated, plan.resume + self.share(budget))
-        longest = self._rules.longest_chunk
+        longest = self._longest_chunk
         return (
             self._chunked and self._policy.chunk_end(plan, start, stop, longest, generated) > start
         )
