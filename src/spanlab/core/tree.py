@@ -395,8 +395,9 @@ class PrefixTree:
         ends inside its edge. Changes nothing.
         """
         node, depth, block_size = start, start.depth, self.block_size
+        last = len(tokens) - block_size  # behind it, no whole block begins
         while True:
-            child = node.children.get(tokens.key(depth, block_size))
+            child = node.children.get(tokens.key(depth, block_size)) if depth <= last else None
             if child is None:
                 return node, depth
             length = child.depth - depth
