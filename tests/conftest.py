@@ -13,10 +13,6 @@ import pytest
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")  # before the first of them is imported
 
-# Tests start many processes, each of which would else compile all of our modules: half a second.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
-
 from spanlab import provenance
 from spanlab.core.request import Request
 
