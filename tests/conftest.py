@@ -13,6 +13,9 @@ import pytest
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")  # before the first of them is imported
 
+# Tests run one per core. A process with threads of torch is not forked, and patches would not reach its workers.
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy is imported, whose threads would spin
+
 from spanlab import provenance
 from spanlab.core.request import Request
 
@@ -22,9 +25,6 @@ from .support.shared import DATA
 hypothesis.settings.register_profile("fuzz", print_blob=True)
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile("repeatable")
-
-# Tests run one per core. A process with threads of torch is not forked, and patches would not reach its workers.
-os.environ["OMP_NUM_THREADS"] = "1"
 
 gc.set_threshold(100_000)  # instead of 700, as the console script does it
 

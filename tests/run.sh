@@ -8,6 +8,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../requirements/setup.sh"
 case " $* " in *" -m oracle "*) set_up vllm ;; esac # vLLM, SGLang and LMCache, several GB
 set_up dev
 here="$PWD"
+unset PYTHONDONTWRITEBYTECODE # tests start many processes, which would else each compile all modules
 cd "$root"
 
 if (($#)); then

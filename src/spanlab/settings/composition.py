@@ -8,12 +8,13 @@ they declare.
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import math
 import pickle
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, field, fields, is_dataclass, make_dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -23,11 +24,17 @@ from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
+from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import InputDefault
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ValidationError
 from omegaconf.nodes import BooleanNode
@@ -58,7 +65,7 @@ from spanlab.settings.server import (
     StoreSettings,
     TrackingSettings,
 )
-from spanlab.settings.study import register_models
+from spanlab.settings.study import ModelSource, register_models
 from spanlab.workloads.load import WorkloadSettings
 from spanlab_sim.arrivals import Arrivals
 from spanlab_sim.timings import Timing
@@ -94,49 +101,70 @@ def compose_run(entry: str, overrides: Sequence[str], searched: str | None = Non
 
 def _compose(entry: str, overrides: Sequence[str], searched: str | None) -> DictConfig:
     # as Hydra's own --config-dir; its override hydra.searchpath finds groups, but no entry
+    loader: Any = GlobalHydra.instance().config_loader()
+    path = loader.get_search_path()
     if searched:
-        loader: Any = GlobalHydra.instance().config_loader()
-        path = loader.get_search_path()
         # which stays last
         path.prepend("command-line", f"file://{Path(searched).absolute()}", anchor="schema")
-        loader.repository.initialize_sources(path)
+    loader.repository = _Repository(path)
     # Files are read once for the same choices, and values are set in a copy: a sweep, a notebook
     # and a page compose one entry many times, and Hydra takes 0.2 to 0.7 seconds for it.
     words = with_sections(full_words(entry, overrides, searched))
-    config = None
-    if not any(word.lstrip("+~").startswith("hydra.") for word in words):  # such as its search path
-        with suppress(Exception):  # of any type: the whole composition says what is wrong
-            config = _with_values(entry, words)
+    config = _with_values(entry, words)
     if config is None:
         config = hydra.compose(entry, list(words), return_hydra_config=True)
     check_paths(overrides, config)
     return config
 
 
-_COMPOSED: dict[Hashable, bytes] = {}  # pickled, which is copied faster than a config
+class _Repository(ConfigRepository):
+    """Hydra's repository of sources, which reads a file once while it does not change.
+
+    Hydra parses and converts each file in each composition, and copies the repository with every
+    schema of its store. The store is filled once per process.
+    """
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _Repository:
+        return copy.copy(self)  # a copy is given other sources, and changes none
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Return a file, a schema of the store or a model, with its defaults list."""
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.scheme() == ModelSource.scheme():
+            return super().load_config(config_path)
+        key: tuple[Hashable, ...] = (source.provider, source.full_path(), config_path)
+        if source.scheme() == "file":
+            stat = (Path(source.path) / f"{config_path.removesuffix('.yaml')}.yaml").stat()
+            key += (stat.st_mtime_ns, stat.st_size)
+        if key not in _LOADED:
+            _LOADED[key] = pickle.dumps(super().load_config(config_path))
+        return cast(ConfigResult, pickle.loads(_LOADED[key]))
 
 
-def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
-    """Return an entry with values set as Hydra's last step does it; exceptions of any type where it
-    cannot."""
-    files, parsed = _files(), OverridesParser.create().parse_overrides(list(words))
-    # by place those that set values, and that follow all which add or remove keys
-    values: dict[int, Override] = {}
-    for at, override in enumerate(parsed):
-        is_group = _is_group(override.key_or_group)
-        if override.is_add() or override.is_force_add() or override.is_delete():
-            values = values if is_group else {}
-        elif not is_group:
-            values[at] = override
-    choices = [word for at, word in enumerate(words) if at not in values]
-    if (entry, *choices, files) not in _COMPOSED:
-        made = hydra.compose(entry, choices, return_hydra_config=True)
-        # an entry may add a folder to the search path, and is composed anew each time
-        files = _files()
-        _COMPOSED[entry, *choices, files] = pickle.dumps(made)
-    config: DictConfig = pickle.loads(_COMPOSED[entry, *choices, files])
-    for override in values.values():
-        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+# pickled, which is copied faster than a config
+_LOADED: dict[Hashable, bytes] = {}
+_COMPOSED: dict[Hashable, bytes] = {}
+
+
+def _with_values(entry: str, words: Sequence[str]) -> DictConfig | None:
+    """Return an entry whose values Hydra's last step sets in a copy of its choices; None where
+    Hydra has to compose the whole."""
+    values: list[Override] = []
+    choices: list[str] = []
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(words))
+        for override in parsed:
+            # such as its search path, which decides what the choices are
+            if override.is_sweep_override() or override.key_or_group.startswith("hydra."):
+                return None
+            if isinstance(override.value(), dict) or not _is_group(override.key_or_group):
+                values.append(override)
+            else:
+                choices.append(str(override.input_line))
+        config = _with_choices(entry, choices)
+    except Exception:  # of any type: the whole composition says what is wrong
+        return None
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
     unnamed = config.hydra.job.config.override_dirname.exclude_keys
     named = sorted(
         str(override.input_line) for override in parsed if override.key_or_group not in unnamed
@@ -145,6 +173,16 @@ def _with_values(entry: str, words: Sequence[str]) -> DictConfig:
         config.hydra.overrides.task = list(words)
         config.hydra.job.override_dirname = ",".join(named)
     return config
+
+
+def _with_choices(entry: str, choices: Sequence[str]) -> DictConfig:
+    files = _files()
+    if (entry, *choices, files) not in _COMPOSED:
+        made = hydra.compose(entry, list(choices), return_hydra_config=True)
+        # an entry may add a folder to the search path, and is composed anew each time
+        files = _files()
+        _COMPOSED[entry, *choices, files] = pickle.dumps(made)
+    return cast(DictConfig, pickle.loads(_COMPOSED[entry, *choices, files]))
 
 
 def _is_group(key: str) -> bool:
@@ -727,6 +765,21 @@ def _boolean(node: BooleanNode, value: Any) -> bool:
     )
 
 
+def make_fewer_choices() -> None:
+    """Let Hydra make a config of all choices for a file with interpolations alone, and not for each
+    file: that takes a sixth of a composition; safe to call again."""
+    defaults_list._create_interpolation_map = _known_choices  # type: ignore[assignment]
+
+
+_all_choices = defaults_list._create_interpolation_map
+
+
+def _known_choices(overrides: Any, items: list[InputDefault], self_added: bool) -> DictConfig:
+    if any(item.is_interpolation() for item in items):
+        return _all_choices(overrides, items, self_added)
+    return OmegaConf.create()
+
+
 # ------------------------------------------------------------------------------
 # Schemas of entries and of config groups, and the choices that need no file of conf/.
 # ------------------------------------------------------------------------------
@@ -823,6 +876,7 @@ def register() -> None:
     """Register schemas, models and the resolver with Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     keep_booleans()
+    make_fewer_choices()
     register_models()
     _register_schemas()
 

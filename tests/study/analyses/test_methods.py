@@ -13,12 +13,13 @@ from spanlab.study.numbers import read_options, read_scores
 from spanlab.study.prepare import gold_tokens, with_given_answers
 from spanlab.study.run import run_study
 
+FACTS = "{collections: 3, passages: 2, sentences: 2, remarks: 0, hops: [1]}"
 SMALL = (
     "model=tiny",
     "tracking.kind=none",
     "engine.weights=random",
     "engine.threads=1",
-    "workload.questions={requests: 4, retrieval: given, facts: {collections: 3, hops: [1]}}",
+    f"workload.questions={{requests: 4, k: 2, retrieval: given, facts: {FACTS}}}",
     "methods.floor_tokens=64",
 )
 ARMS = "only=[none,none_view,gold_view,radix,pic,lego_link_16]"
