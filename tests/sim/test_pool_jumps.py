@@ -31,7 +31,7 @@ KINDS = {
     "inner_states": {"states": "align", "retention": 8, "inner_states": True},
     "window": {"groups": (GroupRule("full", SIZE), GroupRule("window", SIZE, 6))},
 }
-EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Thorough:

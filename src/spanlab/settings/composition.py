@@ -24,11 +24,9 @@ from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
-from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import InputDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -765,21 +763,6 @@ def _boolean(node: BooleanNode, value: Any) -> bool:
     )
 
 
-def make_fewer_choices() -> None:
-    """Let Hydra make a config of all choices for a file with interpolations alone, and not for each
-    file: that takes a sixth of a composition; safe to call again."""
-    defaults_list._create_interpolation_map = _known_choices  # type: ignore[assignment]
-
-
-_all_choices = defaults_list._create_interpolation_map
-
-
-def _known_choices(overrides: Any, items: list[InputDefault], self_added: bool) -> DictConfig:
-    if any(item.is_interpolation() for item in items):
-        return _all_choices(overrides, items, self_added)
-    return OmegaConf.create()
-
-
 # ------------------------------------------------------------------------------
 # Schemas of entries and of config groups, and the choices that need no file of conf/.
 # ------------------------------------------------------------------------------
@@ -876,7 +859,6 @@ def register() -> None:
     """Register schemas, models and the resolver with Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     keep_booleans()
-    make_fewer_choices()
     register_models()
     _register_schemas()
 
