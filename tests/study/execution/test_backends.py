@@ -21,5 +21,5 @@ def test_a_simulation_restores_the_garbage_collector(monkeypatch):
     job = Job(study.arms["none"], (), study.batch, 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
         Simulator(study).simulate(job, print)
-    assert thresholds == [(200_000, *usual[1:])] != [usual]
+    assert thresholds == [(1_000_000, *usual[1:])] != [usual]
     assert gc.get_threshold() == usual
