@@ -15,6 +15,7 @@ from spanlab.settings.composition import as_settings, full_words, with_sections
         ("smoke", ["tracking=none", "seeds=[3]", "store.total_gib=2"]),
         ("smoke", ["arms.none.block_size=32", "~arms.kv_only", "arms.boundary.block_size=64"]),
         ("smoke", ["store.total_gib=2", "++store.total_gib=3"]),
+        ("smoke", ["workload.documents=3", "workload={documents: 4}"]),
         ("quality_sim", ["+strategy@arms.mine=dp", "arms.mine.placement.count=7", "hardware=rtx4090"]),
         ("pic_bench", ["engine={record: tokens}", "model=qwen3-8b"]),
     ],
