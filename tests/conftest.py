@@ -26,7 +26,7 @@ hypothesis.settings.register_profile("fuzz", print_blob=True)
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-gc.set_threshold(100_000)  # instead of 700, as the console script does it
+gc.set_threshold(100_000)  # instead of 700: the modules and settings of tests stay alive
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -51,9 +51,9 @@ def _infrequent_gc() -> Iterator[None]:
     try:
         yield
     finally:
-        # The trees of a run, whose nodes refer to each other, before the bounds need the memory;
-        # those of small runs wait, since freeing them takes longer than they are worth.
-        if gc.get_count()[1]:
+        # The nodes of a run's trees refer to each other. Those of a large run are freed before the
+        # bounds need the memory. Those of small runs wait until a million objects were allocated.
+        if any(gc.get_count()[1:]):  # the collector has run since its last whole collection
             gc.collect()
         gc.unfreeze()
         gc.set_threshold(*usual)

@@ -332,6 +332,9 @@ class Kind(Generic[RankedT]):
     capacity: int
 
 
+_REMEMBERED = 1 << 16  # costs of one store
+
+
 @dataclass(eq=False)
 class EvictionFacts:
     """Properties of a store that its order may read; `moment` changes with each operation of the
@@ -360,8 +363,11 @@ class EvictionFacts:
 
     @cached_property
     def work(self) -> Callable[[int, int], float]:
-        """The same for one pair of positions, remembered: an order reads it at each eviction."""
-        return lru_cache(_COSTS)(self.cost)
+        """Cost of computing the tokens between two positions, as `cost` returns it.
+
+        Costs are remembered, since orders read those of the same entries at each eviction.
+        """
+        return lru_cache(_REMEMBERED)(self.cost)
 
     @property
     def leaves(self) -> Kind[Node]:
@@ -398,8 +404,6 @@ class EvictionFacts:
         self.tree.watchers.append(leaves)
         return leaves
 
-
-_COSTS = 1 << 16  # costs that are remembered
 
 #: `facts` are the `EvictionFacts` of the store.
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))

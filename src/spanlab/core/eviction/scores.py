@@ -1,5 +1,7 @@
-"""Stored entries by what they save, over the bytes that they take, each as the candidates of an
-eviction order of `value`."""
+"""Candidates of the eviction orders in `value`: entries ranked by the work that they save per byte.
+
+They have a file of their own because it is compiled; a file that registers orders is not.
+"""
 
 from __future__ import annotations
 
